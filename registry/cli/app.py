@@ -48,6 +48,7 @@ _COMMANDS = {
     "tier": "repacking.tier: Move packs to another storage class, or ask for archived ones.",
     "verify": "verify.verify: Check that every checkpoint is complete.",
     "verify-resume": "verify.verify_resume: Verify that a training program resumes exactly.",
+    "sign": "registries.sign: Sign the newest commit of runs, and thereby all before it.",
     "upgrade": "registries.upgrade: Let newer rules begin; older programs can only read then.",
     "preset": "presets.preset: List the presets, print one to copy and change, or check your own.",
     "freeze": "registries.freeze: Forbid everybody to write, and say where the registry goes on.",
@@ -136,7 +137,7 @@ _SECTIONS = {
     "Keep clean": "care prune rm undo hold du gc repack tier verify repair",
     "Files": "file",
     "Serve": "ui hub follow page",
-    "A whole registry": "upgrade freeze drops trust",
+    "A whole registry": "sign upgrade freeze drops trust",
 }
 #: By old words: the new ones, and the version in which the old ones end. `ls --long` is an option.
 _RENAMED: dict[str, tuple[str, str]] = {}

@@ -188,20 +188,25 @@ def export(
         default=5_000_000_000,
         min=1,
     ),
+    sign: str | None = option(
+        "--sign", "KEY", "Add model.sig by an ECDSA key: FILE, env:VARIABLE or agent:COMMAND."
+    ),
 ) -> Answer:
     """Write a release as plain files for loaders of safetensors.
 
     They are written to URL/RUN/VERSION/REVISION, a part at a time, and read again. The folder is
     printed once it is whole: name it to nobody before. A second export changes nothing.
     """
+    from holdfast.registry.history import SigningKey
     from holdfast.registry.hub import ViewOptions, export_release
 
+    key = None if sign is None else SigningKey.load(sign, "ECDSA")
     release = opened.stored(ref)
     if not isinstance(release, Release):
         raise InvalidInput("not a release", where=ref, expected="RUN/releases/VERSION")
     address = address_of(to, to_storage_option, side="to")
     target = open_files(address.url, address.storage_options)
-    found = export_release(release, target, ViewOptions(shard_bytes, ("config", "tokenizer")))
+    found = export_release(release, target, ViewOptions(shard_bytes, ("config", "tokenizer")), key)
     size = f"{output.counted(found.files, 'file')}, {output.size(found.size_bytes)}"
     said = "exported" if found.is_new else "there already"
     about = describe.picked(found, "url files size_bytes new=is_new")

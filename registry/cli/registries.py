@@ -1,4 +1,4 @@
-"""Commands on registries: `init`, `upgrade`, `freeze`, `drops`, `trust` and `sync`."""
+"""Commands on registries: `init`, `sign`, `upgrade`, `freeze`, `drops`, `trust` and `sync`."""
 
 from __future__ import annotations
 
@@ -106,6 +106,29 @@ def upgrade(opened: Registry, *, yes: bool = flag("--yes", "Do not ask.")) -> An
     marked = f"{report.marked} of {output.counted(report.runs, 'run')} marked"
     text = f"least writer version {report.min_writer}, by epoch {report.epoch}; {marked}"
     return answer_of(picked(report, "min_writer raised epoch runs marked"), text)
+
+
+@command(writes)
+def sign(
+    opened: Registry,
+    *,
+    run: list[str] | None = argument("RUN", "Only these runs.", default=None),
+    key: str = option(
+        "--key", "KEY", "An Ed25519 key: FILE, env:VARIABLE or agent:COMMAND.", default=...
+    ),
+) -> Answer:
+    """Sign the newest commit of runs, and thereby all before it.
+
+    Each log is read whole first. `verify --signed` checks signatures. To sign each commit as it is
+    made, name the key in HOLDFAST_SIGN.
+    """
+    done = opened.sign(key, run or None)
+    text = [
+        f"{one.run_id}: {output.counted(one.commits, 'commit')} "
+        f"{'signed' if one.is_new else 'signed before'}"
+        for one in done
+    ]
+    return answer_of([picked(one, "run=run_id commits new=is_new") for one in done], *text)
 
 
 @command(writes)

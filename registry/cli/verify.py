@@ -75,6 +75,11 @@ def verify(
     write_heads: Path | None = option(
         "--write-heads", "FILE", "Write the heads to FILE if nothing is wrong."
     ),
+    signed: list[Path] | None = option(
+        "--signed",
+        "KEYS",
+        "A file or folder of public keys that you trust; repeatable. Each commit must be signed.",
+    ),
     since_last: bool = flag(
         "--since-last", "Read only what is new since the last such check of this machine."
     ),
@@ -83,7 +88,8 @@ def verify(
 ) -> Answer:
     """Check that every checkpoint is complete.
 
-    Others may use the registry meanwhile. The exit status is 6 if a checkpoint is not complete.
+    Others may use the registry meanwhile. The exit status is 6 if a checkpoint is not complete, or
+    with --signed if a commit is not signed.
     """
     with workers_at(dask) as executor:
         report = opened.verify(
@@ -94,6 +100,7 @@ def verify(
             heads=heads,
             write_heads=write_heads,
             since_last=since_last,
+            signed=signed or None,
             shard=shard,
             executor=executor,
             progress=advance,
@@ -111,12 +118,18 @@ def _json(report: VerifyReport) -> dict[str, object]:
         "data": None if report.data is None else asdict(report.data),
         "findings": [asdict(finding) for finding in report.findings],
         "standing": [asdict(finding) for finding in report.standing],
+        "vouched": [picked(one, "run=run_id name key commits of") for one in report.vouched],
     }
 
 
 def _text(report: VerifyReport, shard: str | None) -> Iterator[Part]:
     for finding in report.findings:
         yield from _fault(finding.severity, finding)
+    for one in report.vouched:
+        yield (
+            f"{one.run_id}: {one.name} ({one.key.short}) vouches for {one.commits:,} of "
+            f"{output.counted(one.of, 'commit')}"
+        )
     nouns = ("run", "checkpoint", "object")
     counts = ", ".join(output.counted(getattr(report, f"{noun}s"), noun) for noun in nouns)
     read = "" if report.data is None else f"; {output.size(report.bytes_checked)} hashed"
@@ -335,7 +348,11 @@ def _train(words: list[str], place: Path, stop: int) -> None:
         "HOLDFAST_STOP_STEP": str(stop),
         "HOLDFAST_HEADS": "0",
     }
-    for name in ("HOLDFAST_STORAGE_OPTIONS", "HOLDFAST_JOURNAL"):  # of the real registry
+    for name in (
+        "HOLDFAST_STORAGE_OPTIONS",
+        "HOLDFAST_JOURNAL",
+        "HOLDFAST_SIGN",
+    ):  # of the real registry
         environment.pop(name, None)
     output.note(f"training to step {stop} ...")
     filled = [_filled(word, given) for word in words]

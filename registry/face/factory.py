@@ -72,11 +72,20 @@ def init(
     chosen = check_compression(compression)
     every = check_keyframe_every(keyframe_every, compresses=chosen != "none")
     address = Address(url, storage_options, fs, transport)
-    return Registry(
-        create_store(
-            address, compression=chosen, keyframe_every=every, skip_race_probe=skip_race_probe
-        )
+    store = create_store(
+        address, compression=chosen, keyframe_every=every, skip_race_probe=skip_race_probe
     )
+    return _signing(Registry(store))
+
+
+def _signing(registry: Registry, sign: str | None = None) -> Registry:
+    """Let the registry sign its commits, if the caller or the environment names a key."""
+    source = os.environ.get("HOLDFAST_SIGN") if sign is None else sign
+    if source:
+        from holdfast.registry.history import CommitSigner
+
+        registry.handle.store.signer = CommitSigner(source)
+    return registry
 
 
 def open(  # noqa: A001 - holdfast.open is the word that users expect
@@ -87,6 +96,7 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
     cache: str | os.PathLike[str] | ChunkCache | None = None,
     remember: bool = True,
     journal: str | os.PathLike[str] | Journal | None = None,
+    sign: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     fs: Any = None,
     transport: Transport | None = None,
@@ -109,6 +119,9 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
         journal: A folder of a local disk, or a `Journal`: saves return when they are durable there,
             and are carried into the registry in the background (`docs/journal.md`).
             Default: the environment variable `HOLDFAST_JOURNAL`. An empty text: no journal.
+        sign: An Ed25519 key that signs each commit of this process (`docs/security.md`): a file of
+            PEM, `env:VARIABLE` or `agent:COMMAND`. It is loaded before the first write.
+            Default: the environment variable `HOLDFAST_SIGN`. An empty text: no signatures.
         storage_options: Options of the file system, by the names of fsspec's drivers, such as
             `key`, `secret`, `profile` and `endpoint_url` for `s3://`; `docs/stores.md` lists them.
             An option that cannot be used is refused.
@@ -147,7 +160,7 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
         remember=remember,
         known=_known(None if read_only else chosen),
     )
-    registry = Registry(store, chosen)
+    registry = _signing(Registry(store, chosen), sign)
     moved_to = registry.moved_to if follow_moved else None
     if not moved_to:
         return registry
@@ -158,6 +171,7 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
         cache=cache,
         remember=remember,
         journal=journal,
+        sign=sign,
     )
 
 
@@ -194,7 +208,7 @@ def open_on(
     store = open_store_on(
         backend, expect_id=expect_id, cache=cache, heads=heads, known=_known(journal)
     )
-    return Registry(store, journal)
+    return _signing(Registry(store, journal))
 
 
 def _known(journal: Journal | None) -> Callable[[str], RegistryConfig | None]:

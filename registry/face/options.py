@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # a program that only reads needs none of them
     from holdfast.registry.objects.codecs import Compression
     from holdfast.registry.spec import Monitor, Retention, RunSpec
     from holdfast.registry.store import Progress
+    from holdfast.registry.upkeep import Keys
     from holdfast.registry.writing import Storing
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
@@ -68,6 +69,7 @@ class VerifyOptions(TypedDict, total=False):
     write_heads: str | os.PathLike[str] | None
     since_last: bool
     shard: str | None
+    signed: Keys | None
     executor: Executor | None
     progress: Progress | None
 

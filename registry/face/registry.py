@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         FreezeReport,
         GcReport,
         Progress,
+        SignedRun,
         TierReport,
         UpgradeReport,
         Usage,
@@ -496,14 +497,16 @@ class Registry:
             shard: `I/N` with N up to 256: check the packs, manifests and placements in this one of
                 N parts of the keys, and all logs. The N parts may be checked at any time, on
                 different machines.
+            signed: Files or folders with the public keys that you trust: each commit of each run
+                has to be signed with one of them. `.vouched` of the report says who signed what.
             executor: Its workers read and hash, in other processes or on other machines that reach
                 the registry by the same URL (docs/scale.md). Default: threads.
             progress: Called with the number of bytes checked so far.
 
         Raises:
             InvalidInput: `sample` is no share, `shard` is no shard, `resume` is a file of another
-                kind or registry, or a file of heads cannot be read or written; or the executor's
-                workers cannot reach the registry.
+                kind or registry, or a file of heads or keys cannot be read or written; or the
+                executor's workers cannot reach the registry.
             StorageError: The store did not answer; with `resume` the next call continues there.
             WorkersFailed: The executor's workers died; likewise.
         """
@@ -512,6 +515,27 @@ class Registry:
         report = verify(self._handle.store, **options)
         note_verify(self._handle.store, report, is_part=options.get("shard") is not None)
         return report
+
+    def sign(self, key: str, runs: Iterable[str] | None = None) -> list[SignedRun]:
+        """Sign the newest commit of runs, and thereby all commits before it (`docs/security.md`).
+
+        Each log is read whole first, and compared with the heads that this machine has seen.
+
+        Args:
+            key: An Ed25519 key: a file of PEM, `env:VARIABLE` or `agent:COMMAND`.
+            runs: Names of the runs. Default: all.
+
+        Raises:
+            InvalidInput: The key cannot be used.
+            NotFound: There is no such run.
+            IntegrityError: A log is damaged, or not the one that was seen; runs before it are
+                signed.
+            Conflict: This key has signed another history of the run.
+            Frozen: The registry may not be written.
+        """
+        from holdfast.registry.upkeep import sign_runs
+
+        return sign_runs(self._handle.store, key, runs)
 
     def gc(
         self,

@@ -32,7 +32,16 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.face.factory import open  # noqa: A004
 from holdfast.registry.face.registry import Registry
-from holdfast.registry.history import Epochs, LogEnd, RunLog, Seals, end_of, list_runs
+from holdfast.registry.history import (
+    Epochs,
+    LogEnd,
+    RunLog,
+    Seals,
+    Signature,
+    end_of,
+    list_runs,
+    signatures_of,
+)
 from holdfast.registry.history.actions import (
     AddCheckpoint,
     Commit,
@@ -170,6 +179,7 @@ def sync(
         finally:
             compared.keep(known)
         failed = {name: one for name, one in found.items() if not isinstance(one, RunSync)}
+        _copy_signatures(*stores, {one: compared.commits_of(one) for one in chosen}, runs)
         done = [found.get(name) or RunSync(name) for name in chosen]
         reports = [one for one in done if isinstance(one, RunSync)]
         if failed:
@@ -240,6 +250,24 @@ def _opened(
             hint="Give them to `holdfast.open`.",
         )
     return place
+
+
+def _copy_signatures(
+    source: Store, destination: Store, commits: Mapping[str, int], runs: Iterable[str] | None
+) -> None:
+    """Copy the signatures of commits that both have, byte for byte."""
+    for name in [None] if runs is None else commits:
+        theirs = {key for key in signatures_of(source, name) if key.n < commits.get(key.run_id, 0)}
+        if missing := theirs.difference(signatures_of(destination, name) if theirs else ()):
+            Epochs.of(destination).observe()  # nobody writes to a frozen registry
+            destination.prepare_writing()
+        for key in sorted(missing):
+            try:
+                data = source.backend.get(str(key))
+                Signature.read(data, key)
+                destination.backend.put_if_absent(str(key), data)
+            except IntegrityError as error:  # `verify --signed` reports it
+                _LOGGER.warning("a signature is not copied: %s", error)
 
 
 class _Counter:
@@ -317,6 +345,10 @@ class _Compared:
                 commits=source.run.commits,
                 head=source.run.head,
             )
+
+    def commits_of(self, name: str) -> int:
+        """Return how many commits both have of a run that is equal; 0 of any other run."""
+        return self._equal[name].commits if name in self._equal else 0
 
     def keep(self, known: Iterable[str]) -> None:
         """Keep what is known of these runs for the next sync."""

@@ -3,6 +3,7 @@
 - `log`: `RunLog` opens a run, reads its slots and appends one. `slots` has the files,
   and checks that the log is still the one that was read; `snapshots` shortens the reading.
 - `actions`: all parts of commits; `replay`: `RunManifest`, the run after all its commits.
+- `signatures`: who vouches for a run up to which commit; `signing_keys`: their keys.
 - `seals`: which sealed runs may have changed, by three listings for all of them.
 - `creating`: the first commit; `retention`: which checkpoints are kept, and why.
 - `action_texts`: actions in words; `log_values`: values in the log, and the names of phases and
@@ -58,11 +59,11 @@ if TYPE_CHECKING:
     from holdfast.registry.history.holds import hold_ref as hold_ref
     from holdfast.registry.history.holds import own_time_ms as own_time_ms
     from holdfast.registry.history.holds import store_time_ms as store_time_ms
+    from holdfast.registry.history.log import Authorship as Authorship
     from holdfast.registry.history.log import RunLog as RunLog
-    from holdfast.registry.history.log import Signature as Signature
     from holdfast.registry.history.log import commit_line as commit_line
     from holdfast.registry.history.log import list_runs as list_runs
-    from holdfast.registry.history.log import new_signature as new_signature
+    from holdfast.registry.history.log import new_authorship as new_authorship
     from holdfast.registry.history.log_values import MAX_STEP as MAX_STEP
     from holdfast.registry.history.log_values import check_metrics as check_metrics
     from holdfast.registry.history.log_values import check_name as check_name
@@ -103,6 +104,13 @@ if TYPE_CHECKING:
     from holdfast.registry.history.seals import newer_notes as newer_notes
     from holdfast.registry.history.seals import note_numbers as note_numbers
     from holdfast.registry.history.seals import read_table as read_table
+    from holdfast.registry.history.signatures import CommitSigner as CommitSigner
+    from holdfast.registry.history.signatures import Signature as Signature
+    from holdfast.registry.history.signatures import sign_commit as sign_commit
+    from holdfast.registry.history.signatures import signatures_of as signatures_of
+    from holdfast.registry.history.signing_keys import PublicKey as PublicKey
+    from holdfast.registry.history.signing_keys import SigningKey as SigningKey
+    from holdfast.registry.history.signing_keys import trusted_keys as trusted_keys
     from holdfast.registry.history.slots import CommitSlot as CommitSlot
     from holdfast.registry.history.slots import LogEnd as LogEnd
     from holdfast.registry.history.slots import Look as Look

@@ -400,6 +400,9 @@ class RunLog:
         self._tail.take(slot, 0)
         self._durable = grown.next_slot
         self.seen.note(self.run, self._tail)
+        # Lines that a sync copies are bytes: others have made those commits.
+        if self._store.signer is not None and any(isinstance(line, Commit) for line in lines):
+            self._store.signer.sign(self._store, *slot.commits[-1])
         if caches:
             self._snapshots.write(self.run, slot, SNAPSHOT_EVERY, at_once=needs_history)
         return True
@@ -418,6 +421,8 @@ class RunLog:
         """Prepare the first write, once: refuse symbolic links, also in the run's own folder."""
         if not self._may_write:
             self._store.prepare_writing()
+            if self._store.signer is not None:
+                self._store.signer.prepare()
             refuse_links(self._store.backend, f"{RUNS}{self.run_id}/")
             self._may_write = True
 
@@ -458,7 +463,7 @@ class RunLog:
         return True
 
 
-class Signature(NamedTuple):
+class Authorship(NamedTuple):
     """Who writes a commit, and when."""
 
     write: str  # random id of the write
@@ -466,23 +471,23 @@ class Signature(NamedTuple):
     time_ms: int  # milliseconds since the epoch by the author's clock
 
 
-def new_signature() -> Signature:
-    """Return the signature of a commit that this process makes now."""
-    return Signature(secrets.token_hex(8), author(), int(time.time() * 1000))
+def new_authorship() -> Authorship:
+    """Return the authorship of a commit that this process makes now."""
+    return Authorship(secrets.token_hex(8), author(), int(time.time() * 1000))
 
 
 def commit_line(
-    run: RunManifest, actions: Sequence[Action], signed: Signature | None = None
+    run: RunManifest, actions: Sequence[Action], authorship: Authorship | None = None
 ) -> Commit:
     """Return the commit that continues a history with these actions."""
-    signed = signed or new_signature()
+    authorship = authorship or new_authorship()
     return Commit(
         n=run.commits,
         run=run.run_id,
         prev=run.head,
-        write=signed.write,
-        author=signed.author,
-        time_ms=signed.time_ms,
+        write=authorship.write,
+        author=authorship.author,
+        time_ms=authorship.time_ms,
         actions=tuple(actions),
     )
 

@@ -37,8 +37,10 @@ if TYPE_CHECKING:
     from holdfast.registry.objects.keys import PROBES as PROBES
     from holdfast.registry.objects.keys import RECORD_BYTES as RECORD_BYTES
     from holdfast.registry.objects.keys import RUNS as RUNS
+    from holdfast.registry.objects.keys import SIGNATURES as SIGNATURES
     from holdfast.registry.objects.keys import Kind as Kind
     from holdfast.registry.objects.keys import ObjectKey as ObjectKey
+    from holdfast.registry.objects.keys import SignatureKey as SignatureKey
     from holdfast.registry.objects.keys import check_run_id as check_run_id
     from holdfast.registry.objects.keys import epoch_key as epoch_key
     from holdfast.registry.objects.keys import is_probe as is_probe
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from holdfast.registry.objects.keys import parse_number as parse_number
     from holdfast.registry.objects.keys import parse_part as parse_part
     from holdfast.registry.objects.keys import part_key as part_key
+    from holdfast.registry.objects.keys import signatures_prefix as signatures_prefix
     from holdfast.registry.objects.keys import slot_key as slot_key
     from holdfast.registry.objects.keys import snapshot_key as snapshot_key
     from holdfast.registry.objects.keys import snapshot_prefix as snapshot_prefix

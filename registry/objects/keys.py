@@ -26,8 +26,11 @@ PARTS = "sweeps/"
 NOTES = "notes/"
 #: Markers of sealed runs to which somebody may write again.
 ACTIVE = "active/"
+#: Signatures of the heads of runs.
+SIGNATURES = "signatures/"
+_LOGS = (RUNS, EPOCHS, PARTS, NOTES, ACTIVE, SIGNATURES)
 #: The prefixes of all keys of a registry, except its configuration.
-FOLDERS: tuple[str, ...] = (*(f"{kind}/" for kind in KINDS), RUNS, EPOCHS, PARTS, NOTES, ACTIVE)
+FOLDERS: tuple[str, ...] = (*(f"{kind}/" for kind in KINDS), *_LOGS)
 #: The folder of probes and clocks; its files are needed only for a moment.
 PROBES = ".probe/"
 _DIGITS = 20
@@ -41,6 +44,7 @@ RECORD_BYTES: int = _RECORD.size
 _KIND_SHIFT = 56
 _PART = re.compile(r"sweeps/([0-9a-f]{2})/([0-9a-f]{64})")
 _MARKER = re.compile(r"active/(.+)\.(0|[1-9][0-9]{0,19})")
+_SIGNATURE = re.compile(r"signatures/([^/]+)/([0-9]{20})\.([0-9a-f]{64})")
 _PROBE = re.compile(r"\.probe/(?:clock-[0-9a-f]{16}|[0-9a-f]{16}(?:-race)?/(?:scratch|[0-9]{4}))")
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RESERVED = {"con", "prn", "aux", "nul", *(f"{p}{i}" for p in ("com", "lpt") for i in range(1, 10))}
@@ -132,6 +136,31 @@ def parse_marker(key: str) -> tuple[str, int]:
     if match is None or not is_run_id(match[1]):
         raise Malformed("not the key of a marker", where=quoted(key))
     return match[1], int(match[2])
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SignatureKey:
+    """The key of a signature: `signatures/<run id>/<n>.<key id>`."""
+
+    run_id: str
+    n: int  # the number of the commit
+    key: Digest  # the id of the public key
+
+    def __str__(self) -> str:
+        return f"{signatures_prefix(self.run_id)}{self.n:0{_DIGITS}d}.{self.key.hex()}"
+
+    @classmethod
+    def parse(cls, key: str) -> SignatureKey:
+        """Read a key."""
+        match = _SIGNATURE.fullmatch(key)
+        if match is None or not is_run_id(match[1]):
+            raise Malformed("not the key of a signature", where=quoted(key))
+        return cls(match[1], int(match[2]), Digest.parse(match[3]))
+
+
+def signatures_prefix(run_id: str) -> str:
+    """Return the prefix of the keys of all signatures of a run."""
+    return f"{SIGNATURES}{run_id}/"
 
 
 def parse_part(key: str) -> Digest:

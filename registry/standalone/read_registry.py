@@ -732,9 +732,11 @@ def check_file(root: Path, key: str) -> None:
             need(row == data[40 * at : 40 * at + 40], f"block {at} has other bytes")
     else:
         numbered = re.fullmatch(r"(runs/[^/]+/(log|snapshots)|epochs)/\d{20}", key)
-        need(numbered or key == "registry.json", "no file of a registry")
-        for line in json_lines(read(root, key)):
-            canonical(line)
+        need(numbered or kind in ("registry.json", "signatures"), "no file of a registry")
+        for value in map(canonical, json_lines(read(root, key))):
+            if kind == "signatures":  # whose keys are trusted, a reader of it must know (§48)
+                named = f"signatures/{value['run']}/{value['n']:020}.{value['key']}"
+                need(key == named, "a signature under another name")
 
 
 def main(arguments: list[str]) -> int:

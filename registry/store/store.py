@@ -105,6 +105,7 @@ class Store:
         self.blocks = Blocks()  # the memory for the copies of saves
         self.cache = cache  # the cache of chunks on a local disk, if there is one
         self.heads = heads  # the heads of its logs that were seen before, if they are remembered
+        self.signer: Any = None  # signs the commits of this handle: a `CommitSigner`, if any
         #: Whether the registry did not answer when it was opened, and has not since.
         self.is_away = False
         #: What rooms above keep for this handle, by class. It goes with the handle.

@@ -5,8 +5,9 @@
   that for the next collection, `sealing` finds the quiet runs, `shards` parts the keys,
   `sorted_rows` holds what grows with the store. `gc_report` has the result.
 - `verifying`: `verify` checks structure, and with `deep` every byte. `histories`, `file_names`,
-  `placement_checks`, `data_pass` and `head_check` are its parts.
+  `placement_checks`, `data_pass`, `head_check` and `signature_check` are its parts.
   `verify_notes` remembers its last result on this machine.
+- `signing`: `sign_runs` signs the heads of runs.
 - `repairing`: `repair` brings missing and damaged objects back from a mirror.
 - `upgrading`: `upgrade` lets programs of this version use newer rules, and refuses older ones;
   `freeze` and `thaw` forbid and allow all writing; `set_drop_rules` sets how long a drop can be
@@ -34,12 +35,16 @@ if TYPE_CHECKING:
     from holdfast.registry.upkeep.data_pass import check_object as check_object
     from holdfast.registry.upkeep.findings import Finding as Finding
     from holdfast.registry.upkeep.findings import VerifyReport as VerifyReport
+    from holdfast.registry.upkeep.findings import Vouched as Vouched
     from holdfast.registry.upkeep.gc import collect as collect
     from holdfast.registry.upkeep.gc_report import GcReport as GcReport
     from holdfast.registry.upkeep.gc_report import Tally as Tally
     from holdfast.registry.upkeep.repairing import Left as Left
     from holdfast.registry.upkeep.repairing import RepairReport as RepairReport
     from holdfast.registry.upkeep.repairing import repair as repair
+    from holdfast.registry.upkeep.signature_check import Keys as Keys
+    from holdfast.registry.upkeep.signing import SignedRun as SignedRun
+    from holdfast.registry.upkeep.signing import sign_runs as sign_runs
     from holdfast.registry.upkeep.tiering import TierReport as TierReport
     from holdfast.registry.upkeep.tiering import tier as tier
     from holdfast.registry.upkeep.upgrading import DropRules as DropRules

@@ -23,7 +23,9 @@ from holdfast.registry.objects import (
     NOTES,
     PARTS,
     RUNS,
+    SIGNATURES,
     ObjectKey,
+    SignatureKey,
     epoch_key,
     is_probe,
     is_run_id,
@@ -108,6 +110,8 @@ class Names:
                     parse_marker(info.key)
                 elif info.key.startswith(PARTS):
                     self.parts[parse_part(info.key)] = info.size_bytes
+                elif info.key.startswith(SIGNATURES):
+                    SignatureKey.parse(info.key)  # `signing` reads those of trusted keys
                 else:
                     self.sizes[ObjectKey.parse(info.key)] = info.size_bytes
             except Malformed as error:

@@ -23,7 +23,7 @@ class Finding:
     """Something that is wrong in a registry."""
 
     #: `config`, `log`, `head`, `epoch`, `manifest`, `placement`, `pack`, `missing`, `snapshot`,
-    #: `unknown-file`, `link`, `notes` or `resume`.
+    #: `unknown-file`, `link`, `notes`, `signature` or `resume`.
     kind: str
     where: str  # the key, run or file concerned
     message: str
@@ -72,6 +72,17 @@ class DataRead:
 
 
 @dataclass(frozen=True, slots=True)
+class Vouched:
+    """How far a trusted key vouches for a run: for these commits of its log, from the first on."""
+
+    run_id: str
+    name: str  # the name under which the reader keeps the key
+    key: Digest  # the id of the key
+    commits: int  # the commits that it vouches for
+    of: int  # the commits of the log
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyReport:
     """The report of a verification.
 
@@ -85,6 +96,7 @@ class VerifyReport:
         standing: Errors that an earlier check of this machine found, and that this one did not look
             for: it read too little.
         unchanged: Runs that were not read again: they are as the last verification found them.
+        vouched: Who vouches for which commits of each run; empty without `signed`.
     """
 
     findings: tuple[Finding, ...]
@@ -95,6 +107,7 @@ class VerifyReport:
     data: DataRead | None = None
     standing: tuple[Finding, ...] = ()
     unchanged: int = 0
+    vouched: tuple[Vouched, ...] = ()
 
     def __repr__(self) -> str:
         found = "ok" if self.ok else "damaged"

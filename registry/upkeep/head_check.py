@@ -8,7 +8,7 @@ in the registry, for every machine.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,10 @@ from holdfast.registry.errors import IntegrityError, InvalidInput, RolledBack, U
 from holdfast.registry.history import Epochs
 from holdfast.registry.store import Store
 from holdfast.registry.store.heads import MAX_FILE_BYTES, Head, HeadLines, Heads, HeadsFile
-from holdfast.registry.upkeep.findings import Finding
+from holdfast.registry.upkeep.findings import Finding, Vouched
 from holdfast.registry.upkeep.histories import History
 from holdfast.registry.upkeep.run_notes import Notes
+from holdfast.registry.upkeep.signature_check import SignatureCheck
 
 _RESTORE_RUN = (
     "Nothing is collected before: somebody deleted or replaced the log. Restore it from a backup."
@@ -38,10 +39,16 @@ class _Seen:
 
 
 class HeadCheck:
-    """Heads that a verification expects."""
+    """Heads that a verification expects, and signatures of them if the reader gives keys."""
 
-    def __init__(self, store: Store, path: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        path: str | os.PathLike[str] | None = None,
+        signatures: SignatureCheck | None = None,
+    ) -> None:
         self._store = store
+        self._signatures = signatures
         self._seen = list(_remembered(store.heads))
         if path is not None:
             file = read_heads(path)
@@ -54,14 +61,22 @@ class HeadCheck:
             self._seen.append(seen)
         self._heads: dict[str, Head] = {}
 
+    @property
+    def vouched(self) -> Sequence[Vouched]:
+        """Who vouches for which commits of each run that was checked."""
+        return () if self._signatures is None else self._signatures.vouched
+
     def commits_of(self, run_id: str) -> frozenset[int]:
         """Return the numbers of commits after which the link of a run is needed."""
         heads = (seen.heads.get(run_id) for seen in self._seen)
-        return frozenset(head.commits for head in heads if head is not None)
+        signed = self._signatures.commits_of(run_id) if self._signatures else frozenset[int]()
+        return signed.union(head.commits for head in heads if head is not None)
 
     def check(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each source whose head the run does not continue."""
         run_id, head = history.run_id, history.head
+        if self._signatures is not None:
+            self._signatures.take(history)
         findings = [
             Finding("head", run_id, message, (run_id,), seen.advice)
             for seen in self._seen
@@ -75,7 +90,9 @@ class HeadCheck:
             self._store.heads.note(run_id, head.slots, head.commits, head.head, head.slot)
 
     def check_registry(self, run_ids: Iterable[str], epoch: int) -> Iterator[Finding]:
-        """Yield runs that are gone, and a log of epochs that is too short."""
+        """Yield runs that are gone, a log of epochs that is too short, and what is not signed."""
+        if self._signatures is not None:
+            yield from self._signatures.check()
         there = set(run_ids)
         for seen in self._seen:
             for run_id in sorted(seen.heads.keys() - there):

@@ -55,6 +55,7 @@ from holdfast.registry.upkeep.placement_checks import (
     check_pack,
 )
 from holdfast.registry.upkeep.shards import Shard
+from holdfast.registry.upkeep.signature_check import Keys, SignatureCheck
 from holdfast.registry.upkeep.verify_notes import LastCheck, known_damage
 from holdfast.registry.values import Digest
 
@@ -84,13 +85,15 @@ def verify(
     write_heads: str | os.PathLike[str] | None = None,
     since_last: bool = False,
     shard: str | None = None,
+    signed: Keys | None = None,
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
     """Check a registry; see `Registry.verify`."""
     part = Shard.parse(shard)
     last = LastCheck(store) if since_last else None
-    verification = Verification(store, progress, heads, executor, last, part)
+    check = HeadCheck(store, heads, None if signed is None else SignatureCheck(store, signed))
+    verification = Verification(store, progress, check, executor, last, part)
     if deep or decode or sample is not None or resume is not None:
         verification.read_data(sample, resume, decode=decode)
     report = verification.check()
@@ -106,7 +109,7 @@ class Verification:
         self,
         store: Store,
         progress: Progress | None = None,
-        heads: str | os.PathLike[str] | None = None,
+        heads: HeadCheck | None = None,
         executor: Executor | None = None,
         last: LastCheck | None = None,
         shard: Shard | None = None,
@@ -114,7 +117,7 @@ class Verification:
         self._store, self._last = store, last
         self._shard = shard or Shard()
         self._workers = Workers(executor, store)
-        self._head_check = HeadCheck(store, heads)
+        self._head_check = heads or HeadCheck(store)
         self._progress = progress
         self._bytes = 0
         self._packs = DataPass(store, self._workers, self._count, self._shard)
@@ -198,6 +201,7 @@ class Verification:
             self._data,
             tuple(one for one in known_damage(self._store) if not self._looks_for(one)),
             self._unchanged,
+            tuple(self._head_check.vouched),
         )
 
     def _looks_for(self, known: Finding) -> bool:

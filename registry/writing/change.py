@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import ClassVar
 
-from holdfast.registry.history import PlacedState, Signature, check_not_dropped, commit_line
+from holdfast.registry.history import Authorship, PlacedState, check_not_dropped, commit_line
 from holdfast.registry.history.actions import Action, Line
 from holdfast.registry.history.replay import RunManifest, foresee
 from holdfast.registry.writing.object_writer import ChosenKeys
@@ -71,8 +71,8 @@ class Change(ABC):
 class NewCommits(Change):
     """A change that adds commits: it writes the states that they name, and makes their actions."""
 
-    #: The signature of its commit, if that was fixed earlier; by default a new one.
-    signed: Signature | None = None
+    #: The authorship of its commit, if that was fixed earlier; by default a new one.
+    authorship: Authorship | None = None
     _written: Sequence[Written] = ()
 
     def check(self, run: RunManifest) -> None:
@@ -105,7 +105,7 @@ class NewCommits(Change):
         for number, actions in enumerate(commits):
             if not actions:
                 continue
-            commit = commit_line(run, actions, self.signed)
+            commit = commit_line(run, actions, self.authorship)
             lines.append(commit)
             if number + 1 < len(commits):
                 run = foresee(run, [commit])
@@ -159,7 +159,7 @@ class Composed(NewCommit):
 
 
 def after_commit(
-    run: RunManifest, actions: Sequence[Action], signed: Signature | None = None
+    run: RunManifest, actions: Sequence[Action], authorship: Authorship | None = None
 ) -> RunManifest:
     """Return the run after a commit of these actions."""
-    return foresee(run, [commit_line(run, actions, signed)]) if actions else run
+    return foresee(run, [commit_line(run, actions, authorship)]) if actions else run

@@ -24,10 +24,12 @@ locals {
   # Notes of collectors: each collection relies on those of earlier ones.
   notes = ["${local.files}notes/*"]
   # Markers of sealed runs to which somebody may write again; empty files.
-  active  = ["${local.files}active/*"]
-  config  = ["${local.files}registry.json"]
-  probe   = ["${local.files}.probe/*"]
-  objects = [for kind in ["packs", "manifests", "placements"] : "${local.files}${kind}/*"]
+  active = ["${local.files}active/*"]
+  # Signatures of the heads of runs: whoever vouches puts them.
+  signatures = ["${local.files}signatures/*"]
+  config     = ["${local.files}registry.json"]
+  probe      = ["${local.files}.probe/*"]
+  objects    = [for kind in ["packs", "manifests", "placements"] : "${local.files}${kind}/*"]
 
   # A PUT that cannot replace anything. The condition asks whether the header is there; the only value
   # that S3 takes is `*`.
@@ -65,6 +67,8 @@ locals {
     # delete one, since it tells that a run may not be passed over.
     announce = { Sid = "Announce", Effect = "Allow", Action = ["s3:PutObject"], Resource = local.active }
 
+    sign = { Sid = "Sign", Effect = "Allow", Action = ["s3:PutObject"], Resource = local.signatures, Condition = local.if_absent }
+
     # `holdfast tier` copies packs onto themselves, which "store" allows, and asks for archived ones.
     restore = { Sid = "Restore", Effect = "Allow", Action = ["s3:RestoreObject"], Resource = local.objects }
 
@@ -87,14 +91,14 @@ locals {
   # Nobody may delete a version, so what a collector deletes and a trainer replaces can be brought back
   # for as long as the bucket keeps noncurrent versions.
   roles = {
-    trainer   = concat(local.write_rights, ["commit", "store", "snapshot", "announce"])
+    trainer   = concat(local.write_rights, ["commit", "store", "snapshot", "announce", "sign"])
     evaluator = local.read_rights
-    annotator = concat(local.write_rights, ["commit", "snapshot", "announce"])
-    collector = concat(local.write_rights, ["commit", "store", "snapshot", "announce", "condemn", "collect", "restore", "versioning", "probe"])
+    annotator = concat(local.write_rights, ["commit", "snapshot", "announce", "sign"])
+    collector = concat(local.write_rights, ["commit", "store", "snapshot", "announce", "sign", "condemn", "collect", "restore", "versioning", "probe"])
     operator  = concat(local.write_rights, ["init", "probe"])
   }
 
-  history = concat(local.slots, local.epochs, local.sweeps, local.notes, local.config)
+  history = concat(local.slots, local.epochs, local.sweeps, local.notes, local.signatures, local.config)
 
   # A PUT may say how it is to be encrypted. With a key of the client's own, or a KMS key of anybody
   # else, nobody but the writer could read what is put, and S3 would not tell before it is read.

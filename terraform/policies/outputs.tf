@@ -7,12 +7,14 @@ locals {
     })
   }
 
-  # The same roles of a team put slots, snapshots and markers of its own runs alone. Names of teams have no
+  # The same roles of a team put slots, snapshots, markers and signatures of its own runs alone. Names of teams have no
   # hyphen, so the runs of one team are never those of another.
   of_teams = {
     for pair in setproduct(["trainer", "annotator"], var.teams) :
     "${pair[0]}-${pair[1]}" => replace(
-      replace(local.documents[pair[0]], "runs/*/", "runs/${pair[1]}-*/"), "active/*", "active/${pair[1]}-*"
+      replace(
+        replace(local.documents[pair[0]], "runs/*/", "runs/${pair[1]}-*/"), "active/*", "active/${pair[1]}-*"
+      ), "signatures/*", "signatures/${pair[1]}-*"
     )
   }
 }

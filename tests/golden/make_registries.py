@@ -21,11 +21,13 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import holdfast
 from holdfast.distributed import ThreadGroup
 from tests.registry.saving.collective.ranks import together
 from tests.registry.saving.collective.rows import Rows, shard_rows
+from tests.support.keys import GOLDEN_KEY, write_key
 
 STEPS = range(1, 4)
 _NOW_S = 1_767_323_045.0
@@ -95,6 +97,17 @@ def _journaled(folder: Path) -> None:
         run.wait(remote=True)
 
 
+def _signed(folder: Path) -> None:
+    key = Ed25519PrivateKey.from_private_bytes(GOLDEN_KEY)
+    source = write_key(folder.parent, "golden", key)
+    with holdfast.init(folder, skip_race_probe=True) as reg:
+        reg.create_run("run")
+    with holdfast.open(folder, sign=source) as reg:
+        run = reg.run("run")
+        for step in STEPS:
+            run.save(state(step), step=step, metrics={"loss": 1 / step})
+
+
 REGISTRIES: dict[str, Callable[[Path], None]] = {
     "raw": lambda folder: _saved(folder),
     "auto": lambda folder: _saved(folder, compression="auto"),
@@ -105,6 +118,7 @@ REGISTRIES: dict[str, Callable[[Path], None]] = {
     "streams": _streams,
     "sharded": _sharded,
     "journaled": _journaled,
+    "signed": _signed,
 }
 
 

@@ -8,11 +8,13 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import holdfast
 from holdfast.registry.objects.codecs import codec_name
 from tests.golden.make_registries import REGISTRIES, STEPS, state
 from tests.support.commands import invoke
+from tests.support.keys import GOLDEN_KEY, write_key
 from tests.support.sameness import assert_same
 
 FOLDER = Path(__file__).parent / "registries"
@@ -77,3 +79,17 @@ def test_the_registry_of_auto_has_a_frame_whose_blocks_are_split(tmp_path: Path)
         row = next(row for row in placement.rows if row.codec)
         pack = reg.handle.store.backend.get(str(placement.packs[row.pack].key))
     assert pack[row.offset + 2] == 0x81  # shuffled, split, zstd
+
+
+def test_a_stored_signature_holds_and_is_made_again_byte_for_byte(tmp_path: Path) -> None:
+    source = write_key(tmp_path, "golden", Ed25519PrivateKey.from_private_bytes(GOLDEN_KEY))
+    with holdfast.open(unpacked("v1", "signed", tmp_path)) as reg:
+        report = reg.verify(signed=tmp_path / "trusted-golden")
+        assert [(one.name, one.commits, one.of) for one in report.vouched] == [("golden", 4, 4)]
+        assert (report.findings, reg.handle.store.config.min_writer) == ((), 1)
+        for path in (tmp_path / "signed" / "signatures" / "run").iterdir():
+            before = path.read_bytes()
+            if path.name.startswith("00000000000000000003."):
+                path.unlink()
+                assert reg.sign(source)[0].is_new
+            assert path.read_bytes() == before

@@ -29,7 +29,18 @@ import holdfast
 ROOT = Path(__file__).parents[2]
 READER = ROOT / "registry" / "standalone" / "read_registry.py"
 GOLDEN = ROOT / "tests" / "golden"
-KINDS = ["raw", "auto", "zstd", "lz4", "deltas", "pool", "streams", "sharded", "journaled"]
+KINDS = [
+    "raw",
+    "auto",
+    "zstd",
+    "lz4",
+    "deltas",
+    "pool",
+    "streams",
+    "sharded",
+    "journaled",
+    "signed",
+]
 IDS = json.loads((GOLDEN / "registries" / "v1" / "ids.json").read_text())
 
 

@@ -154,6 +154,7 @@ _SLOT = ("runs/a.b-c/log/NEW", "runs/log/log/NEW", "runs/snapshots/log/NEW")
 _SNAPSHOT = ("runs/a.b-c/snapshots/NEW", "runs/log/snapshots/NEW")
 _OBJECT = ("packs/aa/NEW.0", "manifests/aa/NEW.0", "placements/aa/NEW.0")
 _MARKER = ("active/a.b-c.NEW",)
+_SIGNATURE = ("signatures/a.b-c/NEW",)
 _EPOCH = ("epochs/NEW", "sweeps/aa/NEW", "notes/NEW")
 _CONFIG = ("registry.json",)
 _PROBE = (".probe/NEW/0000", ".probe/clock-NEW")
@@ -163,7 +164,7 @@ _REST = (
     "packs-NEW",
 )
 _ELSEWHERE = ("/teams/packs/aa/NEW.0", "/packs/aa/NEW.0")
-_HISTORY = (*_SLOT, *_EPOCH, *_CONFIG)
+_HISTORY = (*_SLOT, *_EPOCH, *_SIGNATURE, *_CONFIG)
 _EACH = (*_SLOT[:1], *_SNAPSHOT[:1], *_OBJECT, *_EPOCH, *_CONFIG)
 _PUT = (_create, _replace)
 _OVERWRITE = (_replace, _begin_parts)
@@ -191,14 +192,24 @@ OPERATIONS = (
         (_create,),
         _SLOT,
     ),
+    Operation(
+        "put a signature where none is",
+        f"trainer annotator collector {ADMINISTRATOR}",
+        (_create,),
+        _SIGNATURE,
+    ),
     Operation("put an epoch where none is", f"collector {ADMINISTRATOR}", (_create,), _EPOCH),
     Operation(
         "put `registry.json` where none is", f"operator {ADMINISTRATOR}", (_create,), _CONFIG
     ),
     Operation(
-        "replace a slot, an epoch or `registry.json`", "", _OVERWRITE, _HISTORY, conditional=True
+        "replace a slot, an epoch, a signature or `registry.json`",
+        "",
+        _OVERWRITE,
+        _HISTORY,
+        conditional=True,
     ),
-    Operation("delete a slot, an epoch or `registry.json`", "", (_delete,), _HISTORY),
+    Operation("delete a slot, an epoch, a signature or `registry.json`", "", (_delete,), _HISTORY),
     Operation("delete a version of one of these", "", (_delete_version,), _HISTORY),
     Operation(
         "put or replace a pack, manifest or placement",

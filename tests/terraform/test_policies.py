@@ -15,7 +15,14 @@ from tests.terraform.judges import PLACEHOLDER, ROOT, Apply, Document, Policies,
 _ARN = f"arn:aws:s3:::{PLACEHOLDER}"
 _HISTORY = {
     f"{_ARN}/team/{key}"
-    for key in (f"runs/*/log/{'?' * 20}", "epochs/*", "sweeps/*", "notes/*", "registry.json")
+    for key in (
+        f"runs/*/log/{'?' * 20}",
+        "epochs/*",
+        "sweeps/*",
+        "notes/*",
+        "signatures/*",
+        "registry.json",
+    )
 }
 _CREATE = {"Null": {"s3:if-none-match": "false"}}
 
@@ -118,10 +125,14 @@ def test_a_team_writes_to_its_own_runs_alone(apply: Apply, policies: Policies) -
     others = ("vision", "speech-a", "a", "visionary-a", "a-vision-b")
     for role in ("trainer", "annotator"):
         documents = [given.roles[f"{role}-vision"], given.bucket]
-        for kind, run in itertools.product(("log", "snapshots", "active"), (*own, *others)):
+        for kind, run in itertools.product(
+            ("log", "snapshots", "active", "signatures"), (*own, *others)
+        ):
             arn = f"{_ARN}/team/runs/{run}/{kind}/{'0' * 20}"
             if kind == "active":
                 arn = f"{_ARN}/team/active/{run}.7"
+            if kind == "signatures":
+                arn = f"{_ARN}/team/signatures/{run}/{'0' * 20}.{'0' * 64}"
             assert allowed(documents, Call("s3:PutObject", arn, absent)) == (run in own), arn
             assert allowed(documents, Call("s3:GetObject", arn, absent))
             assert not allowed(documents, Call("s3:DeleteObject", arn, absent))

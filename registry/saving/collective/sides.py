@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.registry.errors import RankFailed, UnsupportedValue
-from holdfast.registry.history import PlacedState, RunLog, WriterToken, new_signature
+from holdfast.registry.history import PlacedState, RunLog, WriterToken, new_authorship
 from holdfast.registry.history.actions import AddCheckpoint, Line
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.pytree import ArrayLeaf, FlatState, NamedLeaf
@@ -86,16 +86,16 @@ class Leading(Side):
 
     Attributes:
         first_slot: The first slot in which the commit can be.
-        signature: Signature of the commit, the same in all attempts.
+        authorship: Of the commit, the same in all attempts.
     """
 
     def __post_init__(self) -> None:
-        """Choose the signature of the commit."""
+        """Choose the authorship of the commit."""
         self._where = f"{self.writer.log.run_id}: step {self.request.step}"
         self._greetings: Sequence[Message] = ()
         self._newly_planned: set[str] = set()  # states whose plan the other ranks lack
         self.first_slot = self.writer.log.run.next_slot
-        self.signature = new_signature()
+        self.authorship = new_authorship()
 
     def agree(self) -> FlatSave:
         """Receive the first messages of all ranks, and compare them; return the whole save."""
@@ -230,7 +230,7 @@ class Leading(Side):
                 "watched": list(watched),
                 "epoch": epoch,
                 "links": self.calls.links,
-                "write": self.signature.write,
+                "write": self.authorship.write,
                 "first_slot": self.first_slot,
                 "phase": save.phase,
                 "plan": self.plans.mine[name][1],
@@ -340,12 +340,12 @@ class CollectiveSave(SaveCommit):
         super().__init__(writer, writer_token, save, earlier, write_state=write, failed=failed)
         self._leading = leading
         self._searched = leading.first_slot
-        self.signed = leading.signature
+        self.authorship = leading.authorship
 
     def lines(self, run: RunManifest) -> Sequence[Line] | None:
         """Return the lines of the slot; none if a slot of an earlier attempt has landed (CS5)."""
         if run.next_slot > self._searched:
-            write, save = self._leading.signature.write, self._save
+            write, save = self._leading.authorship.write, self._save
             found = find_save(self._writer, self._searched, write, save.phase, save.request.step)
             self._searched = run.next_slot
             if found is not None:

@@ -273,7 +273,7 @@ def expected_save(
     companions = {name: states.read(place) for name, place in fields.companions.items()}
     main = replace(states.read(fields.place), nonfinite=fields.nonfinite)
     save.written = WrittenSave(main, companions)
-    save.signed = entry.signature
+    save.authorship = entry.authorship
     return save
 
 
@@ -317,7 +317,7 @@ class CarriedSave(PushedSave):
     ) -> None:
         super().__init__(writer, fields, states, entry=entry)
         self._arrival = Arrival(entry, takeover, scan)
-        self.signed = entry.signature
+        self.authorship = entry.authorship
 
     def check(self, run: RunManifest) -> None:
         """Refuse an entry that is stranded, or that the run does not allow."""
@@ -349,7 +349,7 @@ class CarriedStatus(NewCommit):
     def __init__(self, entry: Entry, takeover: Takeover, scan: LogScan) -> None:
         self._arrival = Arrival(entry, takeover, scan)
         self._entry = entry
-        self.signed = entry.signature
+        self.authorship = entry.authorship
 
     def check(self, run: RunManifest) -> None:
         """Refuse an entry that is stranded, or a run that was dropped."""

@@ -24,7 +24,7 @@ from holdfast.registry.errors import (
     StoreFull,
     UnsupportedFormat,
 )
-from holdfast.registry.history import TRAIN_ON, RunLog, new_signature
+from holdfast.registry.history import TRAIN_ON, RunLog, new_authorship
 from holdfast.registry.history.actions import SetStatus
 from holdfast.registry.objects import RUNS, join_lines, split_lines
 from holdfast.registry.saving.journal.file_lock import FileLock
@@ -261,15 +261,15 @@ class RunFolder:
         save: SaveFields | None = None,
         said: SetStatus | None = None,
     ) -> Entry:
-        """Return an entry, signed now; its fields are those of `Entry`."""
-        signed = new_signature()
+        """Return an entry, authored now; its fields are those of `Entry`."""
+        authorship = new_authorship()
         return Entry(
             run=self.run_id,
             takeover=takeover,
             search_from=search_from,
             write=write,
-            author=signed.author,
-            time_ms=signed.time_ms,
+            author=authorship.author,
+            time_ms=authorship.time_ms,
             save=save,
             status=None if said is None else said.status,
             reason=None if said is None else said.reason,

@@ -62,7 +62,7 @@ class ExpectedRun:
             self.numbers[entry.write] = n
             if n == self.run.commits:
                 self.entries[n] = number, entry
-        self.run = after_commit(self.run, actions, entry.signature)
+        self.run = after_commit(self.run, actions, entry.authorship)
 
     def append(self, n: int, resumed: int | None, fields: SaveFields) -> None:
         """Note the streams to which a checkpoint appends."""

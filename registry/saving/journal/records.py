@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from holdfast.registry.history import Signature
+from holdfast.registry.history import Authorship
 from holdfast.registry.history.actions import CommitKeys, Place, RunStatus, SetStatus
 from holdfast.registry.values import Field, Metrics, Name, PhaseName, Plain, Record, Step, empty
 
@@ -87,9 +87,9 @@ class Entry(Record):
         return SetStatus(status=self.status, reason=self.reason)
 
     @property
-    def signature(self) -> Signature:
-        """The signature of its commit."""
-        return Signature(self.write, self.author, self.time_ms)
+    def authorship(self) -> Authorship:
+        """The authorship of its commit."""
+        return Authorship(self.write, self.author, self.time_ms)
 
     @property
     def places(self) -> list[Place]:

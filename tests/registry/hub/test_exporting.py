@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,14 +14,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
 import holdfast
 from holdfast.backends import open_files
 from holdfast.backends.fsspec.files import Files
-from holdfast.errors import Conflict, Damaged, IncompatibleState, IntegrityError, StorageError
+from holdfast.errors import (
+    Conflict,
+    Damaged,
+    IncompatibleState,
+    IntegrityError,
+    StorageError,
+)
 from holdfast.registry.curation import Release
+from holdfast.registry.history import SigningKey
 from holdfast.registry.hub import ViewOptions, export_release
 from tests.registry.hub.conftest import folder_of_model
+from tests.support.keys import write_key
 
 _OPTIONS = ViewOptions(shard_bytes=200, artifacts=())
 
@@ -276,3 +288,73 @@ def test_the_streamer_of_vllm_and_sglang_reads_them(
     assert found.keys() == stored.keys()
     for name, value in found.items():
         np.testing.assert_array_equal(value, np.asarray(stored[name]))
+
+
+#: Runs `model_signing verify key` for several folders in one process: its start takes seconds.
+_VERIFY = """
+import sys
+from click.testing import CliRunner
+from model_signing._cli import main
+public, *folders = sys.argv[1:]
+for folder in folders:
+    signature = ["--signature", f"{folder}/model.sig", "--public_key", public]
+    done = CliRunner().invoke(main, ["verify", "key", folder, *signature])
+    print(done.exit_code, done.output.replace(chr(10), " "))
+"""
+
+
+def openssf(public: Path, *folders: Path) -> list[str]:
+    """Return what OpenSSF's own tool says of folders: its exit status, and what it prints."""
+    pytest.importorskip("model_signing", reason="model-signing is not installed: scripts/setup dev")
+    command = [sys.executable, "-c", _VERIFY, public, *folders]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    return done.stdout.replace("\\", "").splitlines()
+
+
+def ecdsa(folder: Path, name: str) -> SigningKey:
+    source = write_key(folder, name, ec.generate_private_key(ec.SECP256R1()))
+    return SigningKey.load(source, "ECDSA")
+
+
+def test_the_tool_of_openssf_verifies_what_was_exported_with_a_key(
+    release: Release, tmp_path: Path
+) -> None:
+    key, target = ecdsa(tmp_path, "team"), open_files(str(tmp_path / "out"))
+    plain = export_release(release, target, _OPTIONS)
+    folder = Path(plain.url.removeprefix("file://"))
+    # A folder that was exported before is signed by what the registry has, not by what is there.
+    shard = next(folder.glob("*.safetensors"))
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert not export_release(release, target, _OPTIONS, key).is_new
+    flipped = shutil.copytree(folder, tmp_path / "flipped")
+    shard.write_bytes(data)
+    renamed = shutil.copytree(folder, tmp_path / "renamed")
+    marker = renamed / "holdfast.json"
+    marker.write_bytes(marker.read_bytes().replace(b"1.0.0", b"1.0.1"))
+    before = (folder / "model.sig").read_bytes()
+    assert not export_release(release, target, _OPTIONS, key).is_new
+    assert (folder / "model.sig").read_bytes() == before
+    with pytest.raises(Conflict, match="another signature"):
+        export_release(release, target, _OPTIONS, ecdsa(tmp_path, "other"))
+    whole, first, second = openssf(tmp_path / "trusted-team" / "team.pem", folder, flipped, renamed)
+    assert whole.startswith("0 Verification succeeded")
+    assert first.startswith("1 Verification failed")
+    assert f"Hash mismatch for '{shard.name}'" in first
+    assert second.startswith("1 Verification failed")
+    assert "Hash mismatch for 'holdfast.json'" in second
+
+
+def test_a_signature_is_there_before_the_marker(
+    release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    write = Files.write
+
+    def noted(self: Files, path: str, parts: Iterable[bytes]) -> None:
+        written.append(path)
+        write(self, path, parts)
+
+    monkeypatch.setattr(Files, "write", noted)
+    export_release(release, open_files(str(tmp_path / "out")), _OPTIONS, ecdsa(tmp_path, "team"))
+    assert [name.rpartition("/")[2] for name in written[-2:]] == ["model.sig", "holdfast.json"]
