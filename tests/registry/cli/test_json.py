@@ -129,7 +129,7 @@ def test_verify_and_doctor(call_json: CallJson) -> None:
     report = call_json("verify", "--deep")
     assert set(report) == {
         *("ok", "runs", "unchanged", "checkpoints", "objects", "bytes_checked", "data"),
-        *("findings", "standing"),
+        *("findings", "standing", "vouched"),
     }
     assert report["ok"] is True
     assert set(report["data"]) == {
