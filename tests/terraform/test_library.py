@@ -216,7 +216,7 @@ def test_an_annotator_reports_and_tags_and_saves_nothing(
 def test_a_trainer_needs_every_right_that_it_has(
     guard_judge: Judge, policies: Policies, monkeypatch: pytest.MonkeyPatch, right: str
 ) -> None:
-    """All but that to put snapshots, a cache: a save goes through without."""
+    """All but those to put snapshots, a cache, and signatures: a save goes through without."""
     trainer = policies.roles["trainer"]
     assert [s["Sid"] for s in trainer["Statement"]] == [
         "List",
@@ -225,6 +225,7 @@ def test_a_trainer_needs_every_right_that_it_has(
         "Store",
         "Snapshot",
         "Announce",
+        "Sign",
     ]
     less = [statement for statement in trainer["Statement"] if statement["Sid"] != right]
     roles = {**policies.roles, "trainer": {**trainer, "Statement": less}}

@@ -78,14 +78,20 @@ def test_history_is_put_where_nothing_is(policies: Policies) -> None:
         "Commit",
         "Condemn",
         "Init",
+        "Sign",
     }
-    named = {arn for sid in ("Commit", "Condemn", "Init") for arn in rights[sid]["Resource"]}
+    named = {
+        arn for sid in ("Commit", "Condemn", "Init", "Sign") for arn in rights[sid]["Resource"]
+    }
     assert named == _HISTORY
 
 
 @pytest.mark.parametrize(
     "key",
-    ["runs/a/log/00000000000000000000", "epochs/1", "sweeps/aa/1", "notes/1", "registry.json"],
+    [
+        *("runs/a/log/00000000000000000000", "epochs/1", "sweeps/aa/1", "notes/1"),
+        *("signatures/a/1", "registry.json"),
+    ],
 )
 def test_no_role_by_itself_may_rewrite_history(policies: Policies, key: str) -> None:
     """On a bucket without the policy of this module, too."""

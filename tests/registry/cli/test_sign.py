@@ -56,7 +56,5 @@ def test_runs_are_signed_and_a_reader_is_told_by_whom(
     assert said["key"].startswith(f"sha256:{id_}")
     assert {**said, "key": ""} == {"run": "b", "name": "ana", "key": "", "commits": 2, "of": 3}
     done = invoke("sign", "--key", tmp_path / "none")
-    assert (done.exit_code, done.output.splitlines()[0]) == (
-        3,
-        f"error: {tmp_path / 'none'}: the key cannot be read",
-    )
+    assert done.exit_code == 3
+    assert done.output.startswith(f"error: {tmp_path / 'none'}: the key cannot be read; ")
