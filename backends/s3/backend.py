@@ -57,7 +57,7 @@ from holdfast.backends.s3.proof import (
     check_page,
     check_written,
 )
-from holdfast.backends.s3.settings import S3Settings
+from holdfast.backends.s3.settings import READ_AT_ONCE, S3Settings
 from holdfast.backends.secrets import Secrets, hidden
 from holdfast.backends.waiting import Wait, waiting
 
@@ -98,9 +98,7 @@ class S3Backend(Backend):
 
     concurrency = 16
     archives = frozenset({"GLACIER", "DEEP_ARCHIVE"})
-    storage_classes = archives | {
-        *("STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR")
-    }
+    storage_classes = archives | READ_AT_ONCE
 
     def __init__(
         self,
@@ -400,6 +398,7 @@ class S3Backend(Backend):
         answer = self._client().put_object(
             **self._object(key),
             **self._settings.puts,
+            **(self._settings.packs if key.startswith("packs/") else {}),
             **condition,
             **(_PAGE_TYPE if key.endswith(".html") else {}),
             Body=b"".join(buffers)

@@ -37,6 +37,12 @@ _PUT = (
     *("ServerSideEncryption", "SSEKMSKeyId", "SSEKMSEncryptionContext", "BucketKeyEnabled"),
     "ACL",
 )
+# What only the put of a pack carries: other objects are small, or deleted soon.
+_PACK_PUT = ("StorageClass", "Tagging")
+#: The storage classes whose objects are read at once.
+READ_AT_ONCE = frozenset(
+    {"STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR"}
+)
 # Caches, file objects and the event loop of s3fs: nothing of them is used here.
 _TUNING = (
     *("use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache"),
@@ -66,6 +72,7 @@ class S3Settings:
         addressing: Options of its configuration for S3.
         requests: Parameters of every request.
         puts: Parameters of every put.
+        packs: Further parameters of the put of a pack.
     """
 
     profile: str | None = None
@@ -76,6 +83,7 @@ class S3Settings:
     addressing: Mapping[str, Any] = field(default_factory=dict)
     requests: Mapping[str, Any] = field(default_factory=dict)
     puts: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    packs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +125,10 @@ def take_options(options: Mapping[str, Any], where: str) -> TakenOptions:
     addressing = configured.inner("s3").all(_CONFIG_S3)
     configured.check_numbers(_NUMBERS)
     config = configured.all(_CONFIG)
-    puts = left.inner("s3_additional_kwargs").all(_PUT)
+    added = left.inner("s3_additional_kwargs")
+    packs = {n: added.text(n) for n in _PACK_PUT if n in added.held}
+    added.check_class(packs.get("StorageClass", "STANDARD"))
+    puts = added.all(_PUT)
     left.all(())
     region = client.pop("region_name", None) or config.pop("region_name", None)
     config.pop("region_name", None)
@@ -130,6 +141,7 @@ def take_options(options: Mapping[str, Any], where: str) -> TakenOptions:
             addressing=addressing,
             requests={"RequestPayer": "requester"} if pays else {},
             puts=puts,
+            packs=packs,
         ),
         endpoint_url,
         region,
@@ -179,6 +191,18 @@ class _Options:
             is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
             if not is_number or not found > 0:
                 raise self._error("an option is no positive number", self._path + name, None)
+
+    def text(self, name: str) -> str:
+        found = self.take(name)
+        if not isinstance(found, str):
+            raise self._error("an option is no text", self._path + name, None)
+        return found
+
+    def check_class(self, storage_class: str) -> None:
+        if storage_class not in READ_AT_ONCE:
+            name = f"{self._path}StorageClass"
+            hint = f"Give one of {', '.join(sorted(READ_AT_ONCE))}. `holdfast tier` archives packs."
+            raise self._error("not a storage class whose objects are read at once", name, hint)
 
     def inner(self, name: str) -> _Options:
         found = self.take(name)

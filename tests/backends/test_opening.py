@@ -115,17 +115,23 @@ def test_options_of_every_kind_reach_the_client(
             "user_agent_extra": "from-the-user",
             "s3": {"addressing_style": "path"},
         },
-        "s3_additional_kwargs": {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "a-key"},
+        "s3_additional_kwargs": {
+            "ServerSideEncryption": "aws:kms",
+            "SSEKMSKeyId": "a-key",
+            "StorageClass": "STANDARD_IA",
+            "Tagging": "team=vision",
+        },
         "use_listings_cache": False,
         "version_aware": False,
     }
     backend = open_backend(url, given)
     backend.put("a", b"x")
+    assert backend.put_if_absent("packs/a", b"x")
     backend.get("a")
     backend.stat("a")
     list(backend.list())
     backend.delete("a")
-    assert len(gateway.requests) == 5
+    assert len(gateway.requests) == 6
     for request in gateway.requests:
         headers = {name.lower(): value for name, value in request.headers.items()}
         assert headers["x-amz-request-payer"] == "requester"
@@ -134,6 +140,9 @@ def test_options_of_every_kind_reach_the_client(
         assert "us-east-1/s3" in headers["authorization"]
         kms = headers.get("x-amz-server-side-encryption-aws-kms-key-id")
         assert kms == ("a-key" if request.operation == "put" else None)
+        told = headers.get("x-amz-storage-class"), headers.get("x-amz-tagging")
+        is_pack = request is gateway.requests[1]
+        assert told == (("STANDARD_IA", "team=vision") if is_pack else (None, None))
     assert backend._client().meta.config.connect_timeout == 7  # type: ignore[attr-defined]
 
 
@@ -170,6 +179,9 @@ def test_profile(
         ({"config_kwargs": {"s3": {"odd": SECRET}}}, r"config_kwargs\.s3\.odd"),
         ({"s3_additional_kwargs": {"SSECustomerKey": SECRET}}, "SSECustomerKey"),
         ({"s3_additional_kwargs": {"ExpectedBucketOwner": SECRET}}, "HOLDFAST_S3_BUCKET_OWNER"),
+        ({"s3_additional_kwargs": {"StorageClass": "GLACIER"}}, r"StorageClass.*holdfast tier"),
+        ({"s3_additional_kwargs": {"StorageClass": SECRET}}, r"found s3_additional_kwargs\.Stor"),
+        ({"s3_additional_kwargs": {"Tagging": {"team": SECRET}}}, r"no text.*Tagging"),
         ({"anon": SECRET}, "neither true nor false"),
         ({"endpoint_url": f"http://u:{SECRET}@host"}, "address of a server"),
         (

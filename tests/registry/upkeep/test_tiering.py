@@ -113,3 +113,27 @@ def test_refusals_say_what_there_is(reg):
         folder.create_run("run")
         with pytest.raises(InvalidInput, match="a bucket on S3"):
             folder.tier(["run"], "GLACIER")
+
+
+def test_packs_are_put_in_the_class_and_with_the_tags_of_the_options(s3_url):
+    """Nothing else is: other objects are small, or deleted soon, which such classes charge for."""
+    url = s3_url()
+    added = {"StorageClass": "STANDARD_IA", "Tagging": "team=vision&kind=weights"}
+    with holdfast.init(
+        url, skip_race_probe=True, storage_options={"s3_additional_kwargs": added}
+    ) as made:
+        made.create_run("old", seed=1).save(state(1), step=1)
+        backend = made.handle.store.backend
+        while hasattr(backend, "inner"):
+            backend = backend.inner
+        client = backend._client()
+        for info in backend.list():
+            named = backend._object(info.key)
+            is_pack = info.key.startswith("packs/")
+            found = client.head_object(**named).get("StorageClass", "STANDARD")
+            assert found == ("STANDARD_IA" if is_pack else "STANDARD"), info.key
+            tags = client.get_object_tagging(**named)["TagSet"]
+            assert {one["Key"]: one["Value"] for one in tags} == (
+                {"team": "vision", "kind": "weights"} if is_pack else {}
+            )
+        assert same(made.checkpoint("old/latest"), 1)
