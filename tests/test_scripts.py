@@ -80,6 +80,7 @@ RUN_BY = {
     "bench": "CONTRIBUTING.md",
     "build_site.py": "tests/docs/test_site.py",
     "check": ".ci/run",
+    "cost.py": "tests/cost/test_month.py",
     "demo": "CONTRIBUTING.md",
     "evidence": "docs/evidence.md",
     "evidence.py": "tests/docs/test_evidence.py",
