@@ -347,7 +347,7 @@ def show(title: str, figures: Mapping[str, Figures]) -> None:
     copy = statistics.median(figures[COPY].seconds)
     least = min(len(one.seconds) for one in figures.values())
     print(f"\n{title}: medians of {least} rounds or more")
-    print(f"{'':40} {'ms':>8} {'ratio':>7} {'sent MB':>8} {'extra MB':>9}")
+    print(f"| {'':40} | {'ms':>8} | {'ratio':>7} | {'sent MB':>8} | {'extra MB':>9} |")
     for name, one in figures.items():
         middle = statistics.median(one.seconds)
         kind = name.partition(",")[0].partition(" ")[0].removeprefix("run.").removeprefix("dcp.")
@@ -356,8 +356,8 @@ def show(title: str, figures: Mapping[str, Figures]) -> None:
         reference = copy if is_blocked else statistics.median(figures[peer].seconds)
         sent = "" if one.sent is None else f"{one.sent / 1e6:.1f}"
         print(
-            f"{name:40} {middle * 1000:8.0f} {middle / reference:7.2f} {sent:>8} "
-            f"{one.extra / 1e6:9.0f}"
+            f"| {name:40} | {middle * 1000:8.0f} | {middle / reference:7.2f} | {sent:>8} "
+            f"| {one.extra / 1e6:9.0f} |"
         )
     print("ratio: to DCP's own writer; where a call blocks, to a copy into kept memory", flush=True)
 

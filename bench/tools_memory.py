@@ -127,7 +127,7 @@ def main() -> None:
         print(json.dumps(_measure(options.at, options.tool[0], options.threads[0])))
         return
     worst = 0.0
-    print(f"{'size':8} {'stored':8} {'tool':8} {'threads':>7} {'MiB':>7} {'s':>7}")
+    print(f"| {'size':8} | {'stored':8} | {'tool':8} | {'threads':>7} | {'MiB':>7} | {'s':>7} |")
     for size in options.size or MEASURED:
         for stored in options.stored or STORED:
             with tempfile.TemporaryDirectory(prefix="holdfast-tools-") as folder:
@@ -139,8 +139,8 @@ def main() -> None:
                         found = _child(*words)
                         worst = max(worst, found["mib"])
                         print(
-                            f"{size:8} {stored:8} {tool:8} {threads:7} "
-                            f"{found['mib']:7.0f} {found['seconds']:7.1f}",
+                            f"| {size:8} | {stored:8} | {tool:8} | {threads:7} "
+                            f"| {found['mib']:7.0f} | {found['seconds']:7.1f} |",
                             flush=True,
                         )
     print(f"worst: {worst:.0f} MiB of {LIMIT_MIB}")

@@ -237,7 +237,8 @@ def main() -> None:
         copy_to(f"s3://{bucket}/reg?endpoint_url={behind}", options)
         print(f"{options.server}: filled in {time.perf_counter() - began:.0f} s", flush=True)
         with way("latency", behind, Path(folder)) as endpoint:
-            print(f"{'':24} requests      KiB  first ms  whole ms  again: requests  ms")
+            heads = ("requests", "KiB", "first ms", "whole ms", "again: requests", "ms")
+            print(f"| {'':24} | {' | '.join(heads)} |")
             for label, path in paths(options.total).items():
                 url = f"s3://{bucket}/reg?endpoint_url={endpoint}"
                 measure(label, path, url, options.rounds)
@@ -253,10 +254,10 @@ def measure(label: str, path: str, url: str, rounds: int) -> None:
             again.append(look(source, browser, path))
     middle = statistics.median
     print(
-        f"{label:24} {looks[0].requests:8,} {looks[0].read_bytes / 1024:8,.0f} "
-        f"{middle(one.first_ms for one in looks):9,.0f} "
-        f"{middle(one.whole_ms for one in looks):9,.0f} "
-        f"{again[0].requests:16,} {middle(one.whole_ms for one in again):3,.0f}",
+        f"| {label:24} | {looks[0].requests:8,} | {looks[0].read_bytes / 1024:8,.0f} "
+        f"| {middle(one.first_ms for one in looks):9,.0f} "
+        f"| {middle(one.whole_ms for one in looks):9,.0f} "
+        f"| {again[0].requests:16,} | {middle(one.whole_ms for one in again):3,.0f} |",
         flush=True,
     )
 

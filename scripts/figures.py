@@ -24,6 +24,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "figures.md"
 _LIMIT_S = 1800
+#: Colours of a terminal; lines of the logs of other programs; modules by the time that they take.
+_ESCAPES = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
+_LEFT_OUT = re.compile(r"\d{4}-\d\d-\d\dT\S+ +(INFO|WARN|ERROR) |\s+[\d.]+ ms [\w.]+$")
 #: Benchmark -> its options; a number behind `*` is multiplied by the scale.
 BENCHMARKS = {
     "save_load": "--workload hydra --rounds 3 --scale *1.0 --dir {dir}",
@@ -40,14 +43,15 @@ BENCHMARKS = {
     "manifest_load": "'1.3 B'",
     "sharded_plans": "--models '1.3 B' --ranks 8 64",
     "dcp_metadata": "2 8",
-    "policy_overhead": "--stages *20 --dimension *400 --saves 6 --dir {dir}",
-    "thalia": "--neurons *100000 --rounds 1 --dir {dir}",
     "peak_memory": "--workload hydra --ways raw zstd --saves 2 --scale *0.5 --dir {dir}",
     "lazy_slice": "--workload hydra --rounds 3 --scale *1.0 --dir {dir}",
     "sharded_saves": "--workloads hydra --ranks 2 --stores folder --rounds 4 --scale *0.5",
     "bulk": "--objects 400 --kib 4 --folder {dir}",
     "tools_memory": "--size '40 MB' --stored raw --stored deltas --threads 2",
     "ui": "--server {server} --total *100 --runs *10 --checkpoints 20",
+    # of single systems
+    "policy_overhead": "--stages *20 --dimension *400 --saves 6 --dir {dir}",
+    "thalia": "--neurons *100000 --rounds 1 --dir {dir}",
 }
 #: Those that are not of the page, and why.
 LEFT_OUT = {
@@ -64,8 +68,8 @@ The figures are medians of one run of [bench/](../bench), with the peers beside 
 same rounds. So the ratios count: seconds and rates belong to this machine and this hour. `x / y` is
 what x takes divided by what y takes: below 1, x is faster or smaller. The goals are for scale 1 on
 a machine that does nothing else. At a smaller scale states are small, so that what a save or a load
-costs at any size weighs more; and other jobs disturb most what uses several threads. `sh
-scripts/bench` makes this page on your machine.
+costs at any size weighs more; and other jobs disturb most what uses several threads. Goals marked
+! are missed in this run. `sh scripts/bench` makes this page on your machine.
 """
 
 
@@ -88,7 +92,7 @@ def blocks(said: str) -> Iterator[str]:
     waiting: list[str] = []
     rows: list[list[str]] = []
     is_box = False
-    for line in [*said.splitlines(), ""]:
+    for line in [*filter(_is_shown, _ESCAPES.sub("", said).splitlines()), ""]:
         first = line[:1] or " "
         if rows and (first == "┏" or first not in ("┃│┡├└" if is_box else "|")):
             title = _pop_title(waiting)
@@ -108,6 +112,10 @@ def blocks(said: str) -> Iterator[str]:
     yield from _text(waiting)
 
 
+def _is_shown(line: str) -> bool:
+    return _LEFT_OUT.match(line) is None
+
+
 def _pop_title(lines: list[str]) -> str:
     """Take the title of a table from the lines before it; a centered one may have several."""
     title = [lines.pop()] if lines else []
@@ -122,7 +130,13 @@ def _text(lines: Sequence[str]) -> Iterator[str]:
         printed = "\n".join(lines)
         yield f"<!-- not run: the benchmark has printed it -->\n```text\n{printed}\n```"
     else:
-        yield from (_escaped(line.strip()) for line in lines)
+        yield from (_escaped(_judged(line.strip())) for line in lines)
+
+
+def _judged(line: str) -> str:
+    """Mark the goal in a line if its first figure is above it."""
+    found = re.search(r"[ :]([\d.]+\d|\d)\b.*\bgoal ([\d.]+)$", line)
+    return line + " !" if found and float(found[1]) > float(found[2]) else line
 
 
 def _add(rows: list[list[str]], cells: list[str]) -> None:
@@ -133,8 +147,13 @@ def _add(rows: list[list[str]], cells: list[str]) -> None:
         rows.append(cells)
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
+def _table(rows: Sequence[list[str]]) -> str:
     head, *rest = rows
+    if {"median", "goal"} <= set(head):
+        middle, goal = head.index("median"), head.index("goal")
+        for row in rest:
+            if row[goal].strip("-:") and float(row[middle]) > float(row[goal]):
+                row[goal] += " !"
     if not (rest and set("".join(rest[0])) <= set("-:")):
         rest = [["---", *["---:"] * (len(head) - 1)], *rest]
     return "\n".join(f"| {' | '.join(map(_escaped, row))} |" for row in (head, *rest))

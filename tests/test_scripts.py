@@ -218,16 +218,27 @@ def test_tables_of_a_benchmark_become_tables_of_the_page(figures: ModuleType) ->
 │           │ to 1.5 │
 │ c / copy  │   0.80 │
 └───────────┴────────┘
+\x1b[2m2026-11-28T17:38:04.194685Z\x1b[0m \x1b[33m WARN\x1b[0m not safe
 | work | s |
 |---|---:|
 | sync | 1 |
 it is <done>
+| ratio | median | goal |
+|---|---:|---:|
+| load | 1.25 | 1.20 |
+| save | 1.25 | 1.50 |
+| sync | 1.25 |  |
+import holdfast: median 199 ms, least 121, goal 150
+       23.4 ms holdfast
 """
     assert list(figures.blocks(said)) == [
         "hydra: ratios",
         "| ratio | median |\n| --- | ---: |\n| a\\_b / | 1.25 to 1.5 |\n| c / copy | 0.80 |",
         "| work | s |\n| --- | ---: |\n| sync | 1 |",
         "it is \\<done>",
+        "| ratio | median | goal |\n| --- | ---: | ---: |\n| load | 1.25 | 1.20 ! |\n"
+        "| save | 1.25 | 1.50 |\n| sync | 1.25 |  |",
+        "import holdfast: median 199 ms, least 121, goal 150 !",
     ]
 
 
