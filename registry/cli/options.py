@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.registry.cli import completing
-from holdfast.registry.errors import NotFound
+from holdfast.registry.errors import InvalidInput, NotFound
 from holdfast.registry.spec import Retention
 
 
@@ -143,6 +143,24 @@ def retention(
     if not any((last, best, every, days, thin)):
         return None
     return Retention(last=last, best=best, every=every, for_days=days, then=thin or None)
+
+
+#: Bytes of the longest note.
+_NOTE_BYTES = 2**20
+
+
+def note_of(file: Path) -> str:
+    """Read a note, which a person wrote."""
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(_NOTE_BYTES + 1)
+        if len(data) > _NOTE_BYTES:
+            raise InvalidInput("too long", where=file, expected=f"at most {_NOTE_BYTES} bytes")
+        return data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(
+            "the note cannot be read", where=file, expected="text in UTF-8", found=error
+        ) from error
 
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)")

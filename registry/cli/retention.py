@@ -178,21 +178,11 @@ def note(
     if [text, file, remove or None].count(None) != 2:
         raise typer.BadParameter("give TEXT, --file or --rm")
     run, checkpoint, named = _subject(opened, ref)
-    run.history.set_note("" if remove else text or _text_of(file), checkpoint)
+    run.history.set_note(text or "" if file is None else options.note_of(file), checkpoint)
     written = run.manifest.note(None if checkpoint is None else checkpoint.handle.n)
     if written is None:
         return answer_of({"ref": named, "text": ""}, f"no note: {named}")
     return answer_of(describe.note_json(run, written), f"noted: {named}")
-
-
-def _text_of(file: Path | None) -> str:
-    """Read a note."""
-    try:
-        return "" if file is None else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(
-            "the note cannot be read", where=file, expected="text in UTF-8", found=error
-        ) from error
 
 
 @command(writes)

@@ -15,14 +15,14 @@ from holdfast.registry import ui as pages
 from holdfast.registry.cli import output
 from holdfast.registry.cli.command import command
 from holdfast.registry.cli.opening import opened_at
-from holdfast.registry.cli.options import argument, flag, option
+from holdfast.registry.cli.options import argument, flag, note_of, option
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.formats import check_target, new_file
 from holdfast.registry.store import Address
 from holdfast.registry.values import HERE
 
-#: The runs of a site that names none, and the longest note.
-_NEWEST, _NOTE_BYTES = 50, 2**20
+#: The runs of a site that names none.
+_NEWEST = 50
 
 
 @command(url=True, metrics=True)
@@ -121,7 +121,7 @@ def page(
         check_target(to, force=force)
         if not run:
             raise InvalidInput("no runs to write about", expected="names of runs before --to")
-    text = "" if note is None else _text_of(note)
+    text = "" if note is None else note_of(note)
     with _installed():
         report = pages.Report(title, text, compare)
         write, write_site = pages.page_of, pages.write_site
@@ -138,20 +138,6 @@ def page(
         told = f"{to}  {output.size(len(data))}"
     output.note("whoever can read it sees names, configurations, metrics and notes of these runs")
     return told
-
-
-def _text_of(note: Path) -> str:
-    """Read a note, which a person wrote."""
-    try:
-        with note.open("rb") as file:
-            data = file.read(_NOTE_BYTES + 1)
-        if len(data) > _NOTE_BYTES:
-            raise InvalidInput("too long", where=note, expected=f"at most {_NOTE_BYTES} bytes")
-        return data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(
-            "the note cannot be read", where=note, expected="Markdown in UTF-8", found=error
-        ) from error
 
 
 @command(url=True, metrics=True)
