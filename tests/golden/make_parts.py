@@ -5,13 +5,13 @@ from __future__ import annotations
 from holdfast.backends import Backend
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.history.actions import AddCheckpoint, ReportMetrics, SetTag
-from holdfast.registry.history.log import RunLog, Signature, commit_line
+from holdfast.registry.history.log import Authorship, RunLog, commit_line
 from holdfast.registry.objects.keys import log_prefix, slot_key, snapshot_prefix, snapshot_slot
 from tests.support.lives import creation, digest, place
 
 RUN = "long"
 COUNT = 200
-SIGNED = Signature("0" * 16, "me@here", 1_700_000_000_000)
+SIGNED = Authorship("0" * 16, "me@here", 1_700_000_000_000)
 
 
 def build(backend: Backend) -> None:
