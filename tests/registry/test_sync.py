@@ -19,6 +19,7 @@ from holdfast.backends.wrappers import Metered, Wrapper
 from holdfast.registry.errors import (
     Damaged,
     Diverged,
+    Frozen,
     InvalidInput,
     MissingObject,
     NotFound,
@@ -43,6 +44,7 @@ from holdfast.registry.store import Address
 from holdfast.registry.store.heads import folder, open_heads
 from holdfast.registry.writing.object_writer import placed_keys
 from tests.support.faults import Hooked, Once, flip
+from tests.support.keys import write_key
 from tests.support.states import same, save_small, small_state
 from tests.support.stores import commit_lines, contents, new_backend, objects, packs_of
 
@@ -469,10 +471,11 @@ def mirrored(tmp_path):
     return Mirrored(tmp_path)
 
 
-#: Each log is listed once, and beside them the names of the runs and the notes of collectors.
-IDLE = [{"list": 6}, {"list": 5}]
-#: Where all runs are sealed: the names of the runs, the markers and the notes.
-SEALED = [{"list": 3}, {"list": 3}]
+#: Each log is listed once, and beside them the names of the runs, the notes of collectors and, at
+#: the source, the signatures.
+IDLE = [{"list": 7}, {"list": 5}]
+#: Where all runs are sealed: names of the runs, markers and notes; at the source also signatures.
+SEALED = [{"list": 4}, {"list": 3}]
 
 
 def test_an_idle_sync_lists_each_log_once_and_reads_nothing(mirrored):
@@ -483,7 +486,7 @@ def test_an_idle_sync_lists_each_log_once_and_reads_nothing(mirrored):
     mirrored.mark_all(mirrored.src)
     mirrored.mark_all(mirrored.dst)
     assert mirrored.sync() == dict.fromkeys(RUNS, 0)
-    assert mirrored.calls == [{"list": 6, "get": 4}, {"list": 5, "get": 4}]
+    assert mirrored.calls == [{"list": 7, "get": 4}, {"list": 5, "get": 4}]
     assert mirrored.sync() == dict.fromkeys(RUNS, 0)
     assert mirrored.calls == SEALED
     with holdfast.open(mirrored.src) as reg:
@@ -492,6 +495,18 @@ def test_an_idle_sync_lists_each_log_once_and_reads_nothing(mirrored):
     with holdfast.open(mirrored.dst) as reg:
         assert reg.verify(deep=True).ok
         assert same(reg.run("b").latest().load(), small_state(9))
+
+
+def test_a_frozen_mirror_gets_no_signature_of_a_run_that_is_equal(mirrored, tmp_path):
+    mirrored.sync()
+    with holdfast.open(mirrored.dst) as reg:
+        reg.freeze()
+    mirrored.sync()
+    with holdfast.open(mirrored.src) as reg:
+        reg.sign(write_key(tmp_path, "ana"), ["a"])
+    with pytest.raises(Frozen):
+        mirrored.sync()
+    assert not (mirrored.dst / "signatures").exists()
 
 
 def test_a_commit_at_the_destination_is_seen_as_well(mirrored):
