@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import random
 import re
@@ -272,3 +273,41 @@ def test_systemd_takes_the_units_of_a_night() -> None:
     units = (_EXAMPLES / "night" / f"holdfast-care.{kind}" for kind in ("service", "timer"))
     done = subprocess.run([analyze, "verify", *units], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+    timer = (_EXAMPLES / "night" / "holdfast-care.timer").read_text()
+    (calendar,) = re.findall(r"^OnCalendar=(.+)$", timer, re.M)
+    words = [analyze, "calendar", calendar]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"Normalized form: {calendar}" in done.stdout
+
+
+def test_the_job_of_kubernetes_has_the_fields_of_its_schema(tmp_path: Path) -> None:
+    """kubectl reads the job into its types, which drop a field that they do not have."""
+    if not (kubectl := shutil.which("kubectl")):
+        pytest.skip("kubectl is not installed")
+    loaded = yaml.safe_load_all((_EXAMPLES / "night" / "cronjob.yaml").read_text())
+    (job,) = (one for one in loaded if one["kind"] == "CronJob")
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    words = [kubectl, "set", "env", "--local", "-f", "job.yaml", "TRIED=1", "-o", "json"]
+    done = subprocess.run(
+        words,
+        cwd=tmp_path,
+        env={**os.environ, "KUBECONFIG": os.devnull},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+    def check(given: Any, known: Any, at: str) -> None:
+        if isinstance(given, dict):
+            for name, value in given.items():
+                assert name in known, f"{at}.{name}"
+                check(value, known[name], f"{at}.{name}")
+        elif isinstance(given, list):
+            for n, value in enumerate(given):
+                check(value, known[n], f"{at}[{n}]")
+        else:
+            assert given == known, at
+
+    check(job, json.loads(done.stdout), "job")
