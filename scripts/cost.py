@@ -81,7 +81,7 @@ class Day:
 
 # Requests of an operation: PUT and LIST, then GET and HEAD. docs/stores.md counts the first ones.
 CREATE, COMMIT, OPEN_REGISTRY = (2, 1), (1, 1), (0, 1)
-OPEN_RUN = (2, 5)  # the newest snapshot, and the slots after it: half of those between two of them
+OPEN_RUN = (2, 8)  # the newest snapshot, and the slots after it, among them marks of some nights
 
 
 def saving(packs: int) -> tuple[float, float]:

@@ -100,5 +100,5 @@ def test_the_requests_of_an_operation_are_those_of_the_page_of_stores(cost: Any)
     assert sum(cost.CREATE) == counted["create a run"]
     assert sum(cost.COMMIT) == counted["commit without objects: a tag, a metric"]
     assert sum(cost.OPEN_REGISTRY) == counted["open a registry"]
-    # There the newest snapshot is five slots back; on average it is less.
-    assert sum(cost.OPEN_RUN) == counted["open a run, or `holdfast ls RUN`"] - 2
+    # There the newest snapshot is five slots back; a run that nobody trains has one mark more.
+    assert sum(cost.OPEN_RUN) == counted["open a run, or `holdfast ls RUN`"] + 1
