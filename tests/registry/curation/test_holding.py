@@ -331,7 +331,9 @@ def _check_kept(run, kept) -> None:
             assert record.evicted is None
             assert not record.superseded
             assert manifest.dropped is None
-            assert same(run.history.checkpoint(n).load(only=record.parts), run_state(run, n, record))
+            assert same(
+                run.history.checkpoint(n).load(only=record.parts), run_state(run, n, record)
+            )
 
 
 def run_state(run, n, record):

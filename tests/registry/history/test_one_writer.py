@@ -24,6 +24,8 @@ CHANGES = {
     "history/snapshots.py": "snapshots and their parts, which are a cache",
     "store/store.py": "registry.json, once, and a file that tells the store's time",
     "saving/journal/states.py": "objects of an entry of the journal, in a folder of its own",
+    "history/signatures.py": "signatures of heads of runs, which name no object",
+    "face/syncing.py": "signatures at the destination",
     "history/epochs.py": "epochs, which name objects to delete, and none to use",
     "history/condemned_names.py": "the tables of these names, by their digest",
     "upkeep/gc.py": "epochs and deletions",

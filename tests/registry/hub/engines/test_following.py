@@ -62,8 +62,15 @@ def confirm(follower: EngineFollower) -> FollowedVersion:
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])
 @pytest.mark.parametrize("requests", ["wait", "pause", "abort"])
 def test_an_engine_loads_each_version_and_says_so(
-    run: Run, start: Start, follow: Follow, tmp_path: Path, kind: str, requests: Any
+    run: Run,
+    start: Start,
+    follow: Follow,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    requests: Any,
 ) -> None:
+    monkeypatch.setattr(HERE, "_values", {})  # other tests of this process have engines, too
     train(run, 1)
     engine = start(kind)
     follower = follow([engine], notify=kind, requests=requests, key="s3cret")
