@@ -243,6 +243,9 @@ def care(
         "End after this time: 30m, 4h; the next call goes on.",
         parser=options.seconds,
     ),
+    most_requests: int | None = option(
+        "--requests", "N", "End after this many requests to the registry.", min=1
+    ),
     read_all_in: float = option(
         "--read-all-in",
         "TIME",
@@ -263,6 +266,7 @@ def care(
     report = care_for(
         opened,
         for_s=for_s,
+        most_requests=most_requests,
         read_all_in_days=read_all_in / 86_400,
         mirrors=mirror or (),
         progress=advance,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from holdfast.backends.wrappers import Metered
 from holdfast.registry.errors import IntegrityError, InvalidInput, RegistryError
 from holdfast.registry.face.factory import open  # noqa: A004
 from holdfast.registry.face.registry import Registry
@@ -32,8 +33,8 @@ Counts = dict[str, int | float]
 State = Literal["done", "part", "left", "failed"]
 
 
-class _TimeIsOver(Exception):
-    """The time of the call is over: the step at work ends here."""
+class _Over(Exception):
+    """The time or the requests of the call are used up: the step at work ends here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class CareStep:
 
     Attributes:
         name: `prune`, `gc`, `repack`, `verify`, or `mirror` with its URL.
-        state: `done`; `part` or `left` where the time was over in it or before it; `failed`.
+        state: `done`; `part` or `left` where a bound was reached in it or before it; `failed`.
         counts: Its figures, such as `evicted` and `freed_bytes`; empty where it did not end.
         errors: One line for each thing that failed.
         exit_code: 0, or the exit status of the first failure; 6 for any damage.
@@ -89,9 +90,12 @@ class CareReport:
 def said(step: CareStep) -> str:
     """Return the result of a step in a few words."""
     if step.state == "left":
-        return "no time"
+        return "left to the next call"
     parts = [_figure(name, value) for name, value in step.counts.items() if value]
-    return ", ".join([*parts, *(["time is over"] if step.state == "part" else [])]) or "nothing"
+    return (
+        ", ".join([*parts, *(["goes on in the next call"] if step.state == "part" else [])])
+        or "nothing"
+    )
 
 
 def _figure(name: str, value: float) -> str:
@@ -107,6 +111,7 @@ def care(
     registry: str | os.PathLike[str] | Registry,
     *,
     for_s: float | None = None,
+    most_requests: int | None = None,
     read_all_in_days: float = _MOST_DAYS,
     mirrors: Iterable[str | os.PathLike[str] | Registry] = (),
     progress: Progress | None = None,
@@ -120,13 +125,15 @@ def care(
         registry: To care for, or its URL.
         for_s: Seconds after which the step at work ends after its next object, and the others are
             left to the next call. Default: no limit.
+        most_requests: Requests to this registry after which the same happens. A listing counts as
+            one, and so does a deletion of many objects. Default: no limit.
         read_all_in_days: Within how many days every byte is read and hashed once, above 0 and at
             most 28; each call reads the share that is due.
         mirrors: Registries, or their URLs, that are brought up to date at the end.
         progress: Called with the number of bytes that the step at work has handled.
 
     Raises:
-        InvalidInput: A time is out of range.
+        InvalidInput: A time or a number is out of range.
         NotFound: There is no registry at the URL.
         ReadOnlyStore: The registry was opened for reading.
     """
@@ -138,6 +145,8 @@ def care(
         )
     if for_s is not None and not for_s > 0:
         raise InvalidInput("not a time", expected="seconds above 0", found=for_s)
+    if most_requests is not None and not most_requests > 0:
+        raise InvalidInput("not a number of requests", expected="above 0", found=most_requests)
     with ExitStack() as stack:
         if not isinstance(registry, Registry):
             registry = stack.enter_context(open(registry))
@@ -145,7 +154,12 @@ def care(
         alone = nullcontext(True) if heads is None else heads.alone(".care")
         if not stack.enter_context(alone):
             return CareReport(())
-        night = _Night(registry, for_s, progress)
+        meter = None
+        if most_requests is not None:
+            store, plain = registry.handle.store, registry.handle.store.backend
+            store.backend = meter = Metered(plain)
+            stack.callback(setattr, store, "backend", plain)
+        night = _Night(registry, for_s, progress, meter, most_requests or 0)
         works: list[tuple[str, Callable[[], Counts]]] = [
             ("prune", night.prune),
             ("gc", night.collect),
@@ -163,31 +177,39 @@ class _Cared(Record):
 
     format: Literal["holdfast.cared/1"] = "holdfast.cared/1"
     registry: str
-    pruned: str = ""  # the run at which the time for pruning was over
+    pruned: str = ""  # the run at which pruning ended
     read_ms: int | None = None  # when a share of the bytes was read last, by this machine's clock
 
 
 class _Night:
-    """One care: its registry, its time, and what failed in the step at work."""
+    """One care: its registry, its bounds, and what failed in the step at work."""
 
-    def __init__(self, registry: Registry, for_s: float | None, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        for_s: float | None,
+        progress: Progress | None,
+        meter: Metered | None,
+        most_requests: int,
+    ) -> None:
         self._registry = registry
         self._heads = registry.handle.store.heads
         self._ends_s = None if for_s is None else time.monotonic() + for_s
+        self._meter, self._most_requests = meter, most_requests
         self._progress = progress
         self._failed: list[tuple[int, str]] = []
         self._cared = self._read_cared()
 
     def step(self, name: str, work: Callable[[], Counts]) -> CareStep:
-        """Do a step, if there is time."""
+        """Do a step, unless a bound was reached before it."""
         self._failed, began_s = [], time.monotonic()
         state: State = "left"
         counts = Counts()
         try:
-            self._check_time()
+            self._check_bounds()
             state = "part"
             counts, state = work(), "done"
-        except _TimeIsOver:
+        except _Over:
             pass
         except RegistryError as error:
             self._fail(error)
@@ -204,13 +226,13 @@ class _Night:
         )
 
     def prune(self) -> Counts:
-        """Prune every run by its own policy, beginning after the run where time was over."""
+        """Prune every run by its own policy, beginning after the run where the last care ended."""
         names, counts = self._registry.run_names(), Counts(runs=0, evicted=0, thinned=0)
         at = sum(name <= self._cared.pruned for name in names)
         last = self._cared.pruned
         try:
             for name in (*names[at:], *names[:at]):
-                self._check_time()
+                self._check_bounds()
                 try:
                     self._prune(name, counts)
                 except RegistryError as error:
@@ -281,14 +303,16 @@ class _Night:
         commits = sum(one.commits for one in copied)
         return Counts(runs=len(copied), commits=commits, sent_bytes=report.bytes_copied)
 
-    def _check_time(self) -> None:
+    def _check_bounds(self) -> None:
         if self._ends_s is not None and time.monotonic() >= self._ends_s:
-            raise _TimeIsOver
+            raise _Over
+        if self._meter is not None and self._meter.snapshot().requests >= self._most_requests:
+            raise _Over
 
     def _advance(self, done: int) -> None:
         if self._progress is not None:
             self._progress(done)
-        self._check_time()
+        self._check_bounds()
 
     def _fail(self, error: RegistryError) -> None:
         HERE.fail(error, "care")

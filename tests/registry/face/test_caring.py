@@ -139,6 +139,24 @@ def test_when_the_time_is_over_the_next_call_goes_on(reg, clock, monkeypatch):
     assert pruned == [*NAMES[:done], *NAMES[done:], *NAMES[:done]]
 
 
+def test_when_the_requests_are_used_up_the_next_call_goes_on(reg, monkeypatch):
+    plain, prune, pruned = reg.handle.store.backend, caring._Night._prune, []
+
+    def noting(self, name, counts):
+        pruned.append(name)
+        prune(self, name, counts)
+
+    monkeypatch.setattr(caring._Night, "_prune", noting)
+    report = holdfast.care(reg, most_requests=12)
+    assert [one.state for one in report.steps] == ["part", "left", "left", "left"]
+    assert 0 < len(pruned) < len(NAMES)
+    assert reg.handle.store.backend is plain
+    while len(pruned) < len(NAMES):
+        holdfast.care(reg, most_requests=12)
+    assert pruned[: len(NAMES)] == NAMES
+    assert {one.state for one in holdfast.care(reg, most_requests=10_000).steps} == {"done"}
+
+
 def test_a_second_care_of_this_machine_ends_at_once(reg):
     with reg.handle.store.heads.alone(".care") as is_alone:
         assert is_alone
@@ -146,7 +164,7 @@ def test_a_second_care_of_this_machine_ends_at_once(reg):
     assert len(holdfast.care(reg).steps) == 4
 
 
-@pytest.mark.parametrize("given", [{"for_s": 0}, {"read_all_in_days": 29}])
-def test_a_time_out_of_range_is_refused(reg, given):
+@pytest.mark.parametrize("given", [{"for_s": 0}, {"most_requests": 0}, {"read_all_in_days": 29}])
+def test_a_bound_out_of_range_is_refused(reg, given):
     with pytest.raises(InvalidInput):
         holdfast.care(reg, **given)
