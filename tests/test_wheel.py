@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -148,3 +151,41 @@ def test_optional_libraries_are_named_by_extras(built: Built) -> None:
     text = contents(built.wheel)[name].decode()
     extras = {line.partition(": ")[2] for line in text.splitlines() if "Provides-Extra" in line}
     assert {"all", "pool", "s3", "safetensors", "torch", "zarr"} <= extras
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(os.geteuid() != 0, reason="the steps of an image are root's")
+def test_the_steps_of_the_dockerfile_make_a_command_for_a_user_without_rights(built: Built) -> None:
+    text = (ROOT / "examples" / "night" / "Dockerfile").read_text().replace("\\\n", " ")
+    steps = re.findall(r"^(ARG|RUN|ENV|USER|ENTRYPOINT|CMD) (.+)$", text, re.M)
+    with tempfile.TemporaryDirectory() as place:
+        image = Path(place)
+        image.chmod(0o755)
+        subprocess.run([sys.executable, "-m", "venv", image / "python"], check=True)
+        env = {"PATH": f"{image}/python/bin:/usr/bin:/bin", "HOME": place}
+        find = {"PIP_FIND_LINKS": str(built.wheel.parent)}
+        pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+        command, user = [], 0
+        for kind, words in steps:
+            here = words.replace("/state", f"{image}/state")
+            if kind == "RUN":
+                subprocess.run(["sh", "-ec", here], cwd=image, env=env | pip | find, check=True)
+            elif kind in ("ARG", "ENV"):
+                env |= dict(one.split("=", 1) for one in here.split())
+            elif kind == "USER":
+                user = int(here.split(":")[0])
+            else:
+                command += json.loads(here)
+        assert command == ["holdfast", "--help"]
+        assert user > 0
+        for words in (["--help"], ["init", "state/registry"], ["care", "-r", "state/registry"]):
+            subprocess.run(
+                [image / "python" / "bin" / "holdfast", *words],
+                cwd=image,
+                env=env,
+                user=user,
+                group=user,
+                check=True,
+            )
+        assert list((image / "state" / "holdfast").iterdir())  # it is remembered in the volume
+        assert (image / "state" / "registry" / "registry.json").stat().st_uid == user

@@ -11,8 +11,9 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from holdfast.registry import history as history_room
 from holdfast.registry.errors import IntegrityError, InvalidInput, ObjectNotFound
-from holdfast.registry.history import Signature, signatures_of, trusted_keys
+from holdfast.registry.history import Signature, signatures_of
 from holdfast.registry.objects import SignatureKey
 from holdfast.registry.store import Store
 from holdfast.registry.upkeep.findings import Finding, Vouched
@@ -37,7 +38,7 @@ class SignatureCheck:
         self._store = store
         paths = [keys] if isinstance(keys, str | os.PathLike) else list(keys)
         self._refuse_own(paths)
-        self._keys = trusted_keys(paths)
+        self._keys = history_room.trusted_keys(paths)  # loads the library of the extra `sign`
         self._signed: dict[str, list[SignatureKey]] = {}
         for key in signatures_of(store):
             self._note(key)
