@@ -244,7 +244,7 @@ def care(
         parser=options.seconds,
     ),
     most_requests: int | None = option(
-        "--requests", "N", "End after this many requests to the registry.", min=1
+        "--max-requests", "N", "End after this many requests to the registry.", min=1
     ),
     read_all_in: float = option(
         "--read-all-in",
