@@ -15,7 +15,7 @@ from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 from holdfast.backends.escape import printable
@@ -32,25 +32,23 @@ _SAID_CHARACTERS = 300
 _CONNECT_S = 10.0
 
 
-class Engine:
-    """An engine that serves a model; by itself one that says nothing."""
+class Engine(Protocol):
+    """An engine that serves a model."""
 
-    name = "program"
+    name: str
 
     def tell(self, version: FollowedVersion) -> None:
         """Have a version loaded, and return once it is in use."""
-        raise NotImplementedError
 
     def loaded(self) -> str | None:
         """Return the version that the engine says it has; `None` where it cannot say."""
-        return None
 
 
 def engines_at(
     notify: Notify, urls: Sequence[str], key: str | None, requests: Requests, answer_s: float
 ) -> list[Engine]:
     """Return the engines at some URLs, or the call in place of one."""
-    kinds: Mapping[object, type[_Served]] = {"sglang": SGLang, "vllm": VLLM}
+    kinds: Mapping[object, type[SGLang | VLLM]] = {"sglang": SGLang, "vllm": VLLM}
     if callable(notify):
         if urls or key is not None:
             raise InvalidInput("a program has no URL and no key", expected="sglang or vllm")
@@ -81,14 +79,23 @@ def key_of(file: Path | None) -> str | None:
     return lines[0].strip()
 
 
-class Program(Engine):
+class Program:
     """A call instead of an engine, such as of a program that restarts one."""
 
+    name = "program"
+
     def __init__(self, call: Callable[[FollowedVersion], object]) -> None:
-        self.tell = call  # type: ignore[method-assign,assignment]
+        self._call = call
+
+    def tell(self, version: FollowedVersion) -> None:
+        """Call the program."""
+        self._call(version)
+
+    def loaded(self) -> None:
+        """A program cannot say what it has loaded."""
 
 
-class _Served(Engine):
+class _Served:
     """An engine at a URL."""
 
     def __init__(self, caller: _Caller, requests: Requests) -> None:
