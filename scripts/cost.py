@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 NIGHTS = 30
 READ_ALL_IN_DAYS = 28
-SNAPSHOT_SLOTS = 8  # a snapshot is written after so many slots
+SNAPSHOT_SLOTS = 8  # slots from one snapshot to the next
 #: Bytes of a slot with a save, of the other slots of a run, of a mark of `gc` with its notes, and
 #: what a state of few tensors needs beside its data.
 SLOT_BYTES, RUN_BYTES, MARK_BYTES, STATE_BYTES = 1300, 1800, 300, 1000
@@ -47,7 +47,7 @@ class Work:
     collectors: int = 1  # `gc` beside the one of `care` counts as well
 
     def held(self, saves: float) -> float:
-        """Return how many checkpoints are kept of so many saves."""
+        """Return the number of checkpoints that are kept of a number of saves."""
         return min(saves, self.kept + self.share * saves)
 
 
