@@ -16,7 +16,7 @@ from typing import Any
 
 from holdfast.registry.values import Digest
 
-#: The newest samples of a stream are shown, and so many characters of a text.
+#: How many samples of a stream are shown, the newest, and how many characters of a text.
 SHOWN, _MOST_TEXT = 24, 10_000
 #: Limits of a picture: bytes, and pixels, which a browser needs memory for.
 _MOST_BYTES, _MOST_PIXELS = 8 * 2**20, 2**24

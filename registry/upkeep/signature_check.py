@@ -54,7 +54,7 @@ class SignatureCheck:
                 raise InvalidInput(
                     "the trusted keys lie in the registry that they are to check",
                     where=path,
-                    hint="Keep them where those who write to the registry cannot change them.",
+                    hint="Keep the keys where no writer of the registry can change them.",
                 )
 
     def _note(self, key: SignatureKey) -> bool:
