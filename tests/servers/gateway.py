@@ -7,13 +7,17 @@ through unchanged, both ways.
 
 from __future__ import annotations
 
+import random
+import sys
 import threading
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 PAGE = b"<html><head><title>Please log in</title></head><body><p>Wifi</p></body></html>"
@@ -63,6 +67,57 @@ class Answer:
 Lie = Callable[[Request, Callable[[Request], Answer]], Answer]
 
 
+class Weather:
+    """A lie of an S3 that is slow and has faults now and then.
+
+    Args:
+        kinds: Faults: `busy` is 503, `lost` hangs up after the store has done what was asked,
+            `short` gives half of what was read as if it were all, `wrong` inverts a bit of it.
+        share: The share of the requests that meet one.
+        late_s: Seconds that every answer comes late.
+
+    Attributes:
+        met: Number of the faults by kind.
+    """
+
+    def __init__(self, kinds: Sequence[str], share: float, late_s: float = 0.0) -> None:
+        self.met: Counter[str] = Counter()
+        self._kinds, self._share, self._late_s = kinds, share, late_s
+        self._chance, self._lock = random.Random(1), threading.Lock()
+
+    def __call__(self, request: Request, ask: Callable[[Request], Answer]) -> Answer:
+        time.sleep(self._late_s)
+        fitting = [
+            one for one in self._kinds if one in ("busy", "lost") or request.operation == "get"
+        ]
+        kind = ""
+        with self._lock:
+            if self._chance.random() < self._share:
+                kind = min(fitting, key=self.met.__getitem__)  # the rarest so far
+                self.met[kind] += 1
+        if kind == "busy":
+            return Answer(503, {}, b"<Error><Code>SlowDown</Code><Message>no</Message></Error>")
+        said = ask(request)
+        if kind == "lost":
+            raise ConnectionAbortedError
+        if kind == "short":
+            said.headers = {n: v for n, v in said.headers.items() if n.lower() != "content-length"}
+            said.body = said.body[: len(said.body) // 2]
+        if kind == "wrong" and said.body:
+            at = len(said.body) // 2
+            said.body = said.body[:at] + bytes([said.body[at] ^ 4]) + said.body[at + 1 :]
+        return said
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *given: Any) -> None:
+        """Print what a lie does wrong, unless it hangs up."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(*given)
+
+
 class Gateway:
     """The proxy; a context manager.
 
@@ -100,8 +155,7 @@ class Gateway:
             def log_message(self, *args: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
 

@@ -17,6 +17,7 @@ import pytest
 
 import holdfast
 from holdfast.backends import Backend
+from holdfast.backends.opening import open_backend
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.face import open_on
 from holdfast.registry.hub.access import Access
@@ -25,6 +26,8 @@ from holdfast.registry.hub.requests import asked
 from holdfast.registry.hub.views import ViewOptions
 from holdfast.registry.store.address import Address
 from holdfast.registry.ui import Source
+from tests.servers.gateway import Weather
+from tests.support.stores import contents
 
 if TYPE_CHECKING:
     from holdfast.registry.ui.serving import Listener
@@ -165,6 +168,24 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with reg.create_run("secret") as run:
             run.save({"model": {"w": np.zeros(3, np.float32)}}, step=1)
     return root / "reg"
+
+
+def on_a_weary_s3(request: pytest.FixtureRequest, folder: Path) -> str:
+    """Copy a registry into a bucket that is slow and often busy, or hangs up; return its URL."""
+    url: str = request.getfixturevalue("moto_url")()
+    to = open_backend(url)
+    for key, data in contents(open_backend(folder)).items():
+        to.put(key, data)
+    to.close()
+    gateway, weather = request.getfixturevalue("gateway"), Weather(("busy", "lost"), 0.1, 0.005)
+    gateway.lie(lambda _: True, weather)
+    request.addfinalizer(lambda: _check_met(weather))
+    request.getfixturevalue("monkeypatch").setenv("AWS_ENDPOINT_URL", gateway.url)
+    return url
+
+
+def _check_met(weather: Weather) -> None:
+    assert weather.met.total() > 0
 
 
 @pytest.fixture(scope="session")

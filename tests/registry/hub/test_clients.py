@@ -13,7 +13,7 @@ import pytest
 
 import holdfast
 from holdfast.registry.ui import serving
-from tests.registry.hub.conftest import OPTIONS, Site, folder_of_model, served
+from tests.registry.hub.conftest import OPTIONS, Site, folder_of_model, on_a_weary_s3, served
 
 pytestmark = pytest.mark.xdist_group("hub")
 #: The requests that the clients were seen to make; a version with others needs a look.
@@ -46,10 +46,13 @@ def check(site: Site) -> None:
     assert not [line for line in site.lines if any(text in line for text in wrong)]
 
 
-def test_the_clients_of_the_hub_read_files(models: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["folder", "s3"])
+def test_the_clients_of_the_hub_read_files(
+    models: Path, tmp_path: Path, request: pytest.FixtureRequest, where: str
+) -> None:
     pytest.importorskip("huggingface_hub")
     program = [sys.executable, "-m", "tests.registry.hub.hub_client"]
-    with served(models) as site:
+    with served(models if where == "folder" else on_a_weary_s3(request, models)) as site:
         ended = subprocess.run(
             [*program, tmp_path, models.with_name("model1")],
             env=environment(tmp_path, site.port), capture_output=True, text=True,
@@ -60,7 +63,10 @@ def test_the_clients_of_the_hub_read_files(models: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.soak  # the libraries take 5 s of a core to import
-def test_models_tokenizers_and_adapters_load_by_their_own_libraries(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["folder", "s3"])
+def test_models_tokenizers_and_adapters_load_by_their_own_libraries(
+    tmp_path: Path, request: pytest.FixtureRequest, where: str
+) -> None:
     for name in ("peft", "tokenizers", "torch", "transformers"):
         pytest.importorskip(name)
     listener = serving.Listener("127.0.0.1", 0)
@@ -73,7 +79,9 @@ def test_models_tokenizers_and_adapters_load_by_their_own_libraries(tmp_path: Pa
         if child.stdout.readline() != "ready\n":
             pytest.fail(child.communicate()[1])
         options = replace(OPTIONS, shard_bytes=8000)  # so that the models come in shards
-        with served(tmp_path / "reg", options=options, listener=listener) as site:
+        reg = tmp_path / "reg"
+        place = reg if where == "folder" else on_a_weary_s3(request, reg)
+        with served(place, options=options, listener=listener) as site:
             said, errors = child.communicate("served\n", timeout=240)
     assert said == "done\n", errors
     check(site)

@@ -18,18 +18,22 @@ import numpy as np
 import pytest
 
 import holdfast
+from holdfast.backends import Backend
 from holdfast.backends.errors import StoreUnavailable
+from holdfast.backends.opening import open_backend
 from holdfast.registry.hub import endpoint
-from tests.registry.hub.conftest import Site, served
+from holdfast.registry.store.store import create_config
+from tests.registry.hub.conftest import Site, on_a_weary_s3, served
 from tests.registry.hub.test_answers import sha_of
 from tests.support.faults import Hooked, flip
-from tests.support.stores import Scratch, new_backend, opened, small_grid
+from tests.support.stores import new_backend, opened, small_grid
 
 hub = pytest.importorskip("huggingface_hub")
 RevisionNotFound = pytest.importorskip("huggingface_hub.errors").RevisionNotFoundError
 pytestmark = pytest.mark.xdist_group("hub")
 #: Bytes of a part that the endpoint reads at once, and of each tensor: it is a pack of its own.
 PART = 2**18
+everywhere = pytest.mark.parametrize("backend", ["memory", "s3"], indirect=True)
 
 
 def weights(seed: int, mib: int = 1) -> dict[str, Any]:
@@ -37,20 +41,23 @@ def weights(seed: int, mib: int = 1) -> dict[str, Any]:
     return {f"{i}": rng.integers(0, 256, mib * 2**20, np.uint8) for i in range(4)}
 
 
-def save(backend: Scratch, step: int, mib: int = 1) -> None:
+def save(backend: Backend, step: int, mib: int = 1) -> None:
     with opened(backend) as reg:
         run = reg.run("r") if step > 1 else reg.create_run("r")
         run.save({"model": weights(step, mib)}, step=step)
 
 
 @pytest.fixture
-def backend() -> Scratch:
-    made = new_backend()
+def backend(request: pytest.FixtureRequest) -> Backend:
+    made: Backend = new_backend()
+    if getattr(request, "param", "memory") == "s3":
+        made = open_backend(request.getfixturevalue("moto_url")())
+        create_config(made, "skipped")
     save(made, 1)
     return made
 
 
-def damage(backend: Scratch, before: set[str], prefix: str) -> None:
+def damage(backend: Backend, before: set[str], prefix: str) -> None:
     """Invert a bit in the second half of the one object that was not there before."""
     (key,) = {info.key for info in backend.list(prefix)} - before
     flip(backend, key, bit=5 * len(backend.get(key)))
@@ -64,8 +71,9 @@ def get(site: Site, cache: Path, revision: str = "latest") -> bytes:
     return Path(path).read_bytes()
 
 
+@everywhere
 def test_damage_in_mid_stream_breaks_the_connection(
-    backend: Scratch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint, "_PART_BYTES", PART)
     # The client drops what is left of such a piece, 10 MB, and begins again there.
@@ -114,8 +122,9 @@ def test_a_file_of_many_parts_is_that_of_pull_and_no_chunk_is_read_twice(
     assert usage.read_bytes < 1.3 * len(got)
 
 
+@everywhere
 def test_an_older_version_in_the_cache_is_not_used_unawares(
-    backend: Scratch, tmp_path: Path
+    backend: Backend, tmp_path: Path
 ) -> None:
     hooked = Hooked(backend)
     away = threading.Event()
@@ -155,7 +164,7 @@ def test_an_older_version_in_the_cache_is_not_used_unawares(
 
 
 def test_a_store_that_does_not_answer_is_no_answer_either(
-    backend: Scratch, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint, "_PATIENCE_S", 0.2)
     hooked, answers = Hooked(backend), threading.Event()
@@ -170,7 +179,7 @@ def test_a_store_that_does_not_answer_is_no_answer_either(
 
 
 def test_a_client_that_stops_reading_is_cut_off(
-    backend: Scratch, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint, "_STALLED_S", 0.2)
     monkeypatch.setattr(endpoint, "_PART_BYTES", PART)
@@ -188,7 +197,7 @@ def test_a_client_that_stops_reading_is_cut_off(
 
 
 @contextmanager
-def command(place: Path) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
+def command(place: Path | str) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
     """Serve by the command: yield its process, port and token."""
     program = [sys.executable, "-m", "holdfast.registry.cli", "hub", str(place)]
     with subprocess.Popen(
@@ -204,13 +213,17 @@ def command(place: Path) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
             process.wait(60)
 
 
-def test_a_killed_endpoint_gives_a_beginning_and_another_one_the_rest(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["folder", pytest.param("s3", marks=pytest.mark.soak)])
+def test_a_killed_endpoint_gives_a_beginning_and_another_one_the_rest(
+    tmp_path: Path, request: pytest.FixtureRequest, where: str
+) -> None:
     with holdfast.init(tmp_path / "reg", skip_race_probe=True) as reg, reg.create_run("r") as run:
         run.save({"model": weights(1, mib=8)}, step=1)
-    with served(tmp_path / "reg") as site:
+    place = tmp_path / "reg" if where == "folder" else on_a_weary_s3(request, tmp_path / "reg")
+    with served(place) as site:
         path = f"/r/resolve/{sha_of(site, repo='r')}/model.safetensors"
         whole = site.ask(path).body
-    with command(tmp_path / "reg") as (process, port, token):
+    with command(place) as (process, port, token):
         connection = http.client.HTTPConnection("127.0.0.1", port)
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -227,7 +240,7 @@ def test_a_killed_endpoint_gives_a_beginning_and_another_one_the_rest(tmp_path: 
             raise http.client.IncompleteRead(b"")
         connection.close()
     assert 0 < len(got) < len(whole)
-    with command(tmp_path / "reg") as (process, port, token):
+    with command(place) as (process, port, token):
         connection = http.client.HTTPConnection("127.0.0.1", port)
         about = {"Authorization": f"Bearer {token}", "Range": f"bytes={len(got)}-"}
         connection.request("GET", path, headers=about)
