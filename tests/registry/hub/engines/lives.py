@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import socket
@@ -19,6 +20,7 @@ import numpy as np
 
 import holdfast
 from holdfast.engines import EngineFollower
+from holdfast.errors import IntegrityError, StorageError
 from holdfast.registry.hub.engines import following
 from tests.registry.hub.engines import fakes
 from tests.support.processes import start_process
@@ -41,8 +43,9 @@ def hash_at(step: int) -> str:
     return fakes.tensors_hash({name: one.tobytes() for name, one in weights(step).items()})
 
 
-def train(registry: str, last: int, log: str, engine: str) -> None:
+def train(registry: str, endpoint: str, last: int, log: str, engine: str) -> None:
     """Train on from the newest step; note when each save returned, and give an engine some time."""
+    os.environ["AWS_ENDPOINT_URL"] = endpoint
     with holdfast.open(registry) as reg:
         run = reg.run("llm")
         restored = run.restore()
@@ -59,12 +62,17 @@ def train(registry: str, last: int, log: str, engine: str) -> None:
         run.status = "completed"
 
 
-def follow(registry: str, into: str, kind: str, urls: list[str]) -> None:
+def follow(registry: str, endpoint: str, into: str, kind: str, urls: list[str]) -> None:
+    os.environ["AWS_ENDPOINT_URL"] = endpoint
     following._LONGEST_BACKOFF_S = 1.0
-    with holdfast.open(registry, read_only=True) as reg:
-        given: Any = {"notify": kind, "urls": urls, "shard_bytes": _SHARD_BYTES, "poll_s": 0.05}
-        with EngineFollower(reg.run("llm"), into, **given) as follower:
-            follower.run()
+    while True:
+        try:
+            with holdfast.open(registry, read_only=True) as reg:
+                given: Any = {"notify": kind, "urls": urls, "shard_bytes": _SHARD_BYTES}
+                with EngineFollower(reg.run("llm"), into, **given, poll_s=0.05) as follower:
+                    return follower.run()
+        except (StorageError, IntegrityError):  # as it begins; whoever started it does so again
+            time.sleep(0.1)
 
 
 def serve(kind: str, port: int, log: str, model: str) -> None:
@@ -90,11 +98,26 @@ class Told:
 
 
 class Life:
-    """One training; one follower of several SGLang, and one of a vLLM."""
+    """One training; one follower of several SGLang, and one of a vLLM.
 
-    def __init__(self, root: Path, stack: ExitStack, kinds: Sequence[str]) -> None:
+    Args:
+        root: A folder for logs and models.
+        stack: Ends the processes.
+        kinds: The engines.
+        registry: Where the registry is made.
+        endpoints: Where the trainer and where the followers find S3, if it is there.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        stack: ExitStack,
+        kinds: Sequence[str],
+        registry: str,
+        endpoints: tuple[str, str] = ("", ""),
+    ) -> None:
         self._root, self._stack = root, stack
-        self._registry = str(root / "registry")
+        self._registry, self._endpoints = registry, endpoints
         with holdfast.init(self._registry, skip_race_probe=True) as reg:
             reg.create_run("llm")
         self._log = root / "train.log"
@@ -128,7 +151,10 @@ class Life:
     def _acts(self, last: int) -> dict[str, tuple[Any, ...]]:
         """Return the calls that the processes make."""
         acts: dict[str, tuple[Any, ...]] = {
-            "trainer": (train, self._registry, last, str(self._log), str(self._log_of(0)))
+            "trainer": (
+                *(train, self._registry, self._endpoints[0], last),
+                *(str(self._log), str(self._log_of(0))),
+            )
         }
         for number, (kind, port) in enumerate(self._engines):
             self._log_of(number).touch()
@@ -137,7 +163,8 @@ class Life:
         for kind in dict.fromkeys(kind for kind, _ in self._engines):
             urls = [f"http://127.0.0.1:{port}" for of, port in self._engines if of == kind]
             into = str(self._root / f"models-{kind}")
-            acts[f"follower-{kind}"] = (follow, self._registry, into, kind, urls)
+            about = (self._registry, self._endpoints[1], into, kind, urls)
+            acts[f"follower-{kind}"] = (follow, *about)
         return acts
 
     def _start(self, name: str, act: tuple[Any, ...]) -> None:

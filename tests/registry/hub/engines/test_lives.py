@@ -14,22 +14,46 @@ import torch
 import holdfast
 from tests.registry.hub.engines.conftest import Follow, Start, until
 from tests.registry.hub.engines.lives import Life
+from tests.servers.gateway import Gateway, Weather
+
+MANY = [*4 * ["sglang"], *2 * ["vllm"]]
+#: What no program may fail by, and what only a reader must survive.
+PASSING, ANY = ("busy", "lost"), ("busy", "lost", "short", "wrong")
 
 
 @pytest.mark.parametrize(
-    ("kinds", "last", "kills", "least"),
+    ("where", "kinds", "last", "kills", "least"),
     [
-        (["sglang"], 8, 3, 3),
-        pytest.param([*4 * ["sglang"], *2 * ["vllm"]], 400, 60, 2000, marks=pytest.mark.soak),
+        ("s3", ["sglang"], 6, 3, 3),
+        pytest.param("folder", MANY, 400, 60, 2000, marks=pytest.mark.soak),
+        pytest.param("s3", MANY, 400, 60, 2000, marks=pytest.mark.soak),
     ],
 )
 def test_no_engine_has_a_wrong_version_whoever_is_killed(
-    tmp_path: Path, kinds: list[str], last: int, kills: int, least: int
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    where: str,
+    kinds: list[str],
+    last: int,
+    kills: int,
+    least: int,
 ) -> None:
+    """Also over an S3 that does not answer, or gives readers short and wrong bytes."""
+    place, storms = str(tmp_path / "registry"), (Weather(PASSING, 0.05), Weather(ANY, 0.15))
     with ExitStack() as stack:
-        told = Life(tmp_path, stack, kinds).live(last, kills)
-    print(told.figures())
+        endpoints = ["", ""]
+        if where == "s3":
+            place = request.getfixturevalue("moto_url")()
+            behind = request.getfixturevalue("moto_server").endpoint_url
+            for number, storm in enumerate(storms):
+                gateway = stack.enter_context(Gateway(behind))
+                gateway.lie(lambda _: True, storm)
+                endpoints[number] = gateway.url
+        told = Life(tmp_path, stack, kinds, place, (endpoints[0], endpoints[1])).live(last, kills)
+    met = storms[0].met + storms[1].met
+    print(f"{told.figures()}; faults of S3: {dict(met)}")
     assert told.syncs >= least
+    assert met.keys() == ({*ANY} if where == "s3" else set())
 
 
 @pytest.mark.soak
