@@ -59,7 +59,7 @@ def test_a_count_adds_what_was_printed() -> None:
     assert counted(row, "a: died at 12 points\nb: died at 30 points, again") == 42
     assert counted(Row("lines", "", "", r"(?m)^seen()"), "seen one\nnot seen\nseen two") == 2
     mutants = next(row for row in ROWS if row.name == "mutants")
-    said = "1: killed\n2: not reached\n3: killed by a test\n"
+    said = "gc: 3 tried\nkilled: line 1\nnot reached: line 3\nkilled: line 2\n"
     assert shown(mutants, said) == "3 (2 killed, 1 not reached)"
 
 

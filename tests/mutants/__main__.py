@@ -1,75 +1,44 @@
 """Draw changes of the library by a seed, and try each on the tests that run its statement.
 
-What was tried is in `FOLDER/verdicts.jsonl`; called again, it goes on with the rest.
+What was tried is in `FOLDER/verdicts.jsonl`; called again, it goes on with the rest. Called again
+with more `--seconds`, it tries those that survived on more of their tests.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
-from tests.mutants.mutations import MODULES, Mutation, draw
-from tests.mutants.reach import COUNT, FOLDER, SEED, found_in
-from tests.mutants.trial import Limits, attempt
+from tests.mutants.mutations import MODULES, draw
+from tests.mutants.survivors import SURVIVORS
+from tests.mutants.trial import Limits, Trials, verdicts_in
+from tests.support.processes import address_of_server, use_server
 
 ROOT = Path(__file__).parents[2]
-#: Folders of tests that run the library in their own process, each by a run of pytest.
+#: Tests that run the library in their own process.
 TESTS = (
     *("tests/registry/writing", "tests/registry/history", "tests/registry/upkeep"),
     *("tests/registry/saving/journal", "tests/registry/saving/collective"),
-    *("tests/registry/saving/local", "tests/schedules", "tests/stateful"),
+    *("tests/registry/saving/local", "tests/registry/test_sync.py", "tests/stateful"),
+    *("tests/schedules/test_schedules.py", "tests/schedules/test_collective.py"),
+    *("tests/crash/test_store_calls.py", "tests/crash/test_journal.py"),
 )
 
 
-def look(folder: Path, count: int, seed: int, tests: list[str], workers: int) -> None:
-    """Run the tests once, to find which of them reach which change."""
-    env = {**os.environ, FOLDER: str(folder), COUNT: str(count), SEED: str(seed)}
-    for path in tests:
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutants.reach", path]
-        command += ["-n", str(workers), "--dist", "loadgroup", "-p", "no:cacheprovider"]
-        print(path, flush=True)
-        subprocess.run(command, cwd=ROOT, env=env, check=False)
-
-
-def try_all(
-    folder: Path,
-    drawn: list[Mutation],
-    limits: Limits,
-    jobs: int,
-    found: list[list[tuple[float, str]]],
-) -> None:
-    """Try the changes that were not tried yet, several at once."""
-    path = folder / "verdicts.jsonl"
-    path.touch()
-    done = {json.loads(line)["number"] for line in path.read_text().splitlines()}
-    for module in {module for modules in MODULES.values() for module in modules}:
-        importlib.import_module(f"holdfast.{module}")
-    left = [number for number in range(len(drawn)) if number not in done]
-    children = []
-    for job in range(jobs):
-        child = os.fork()
-        if child:
-            children.append(child)
-            continue
-        code = 1
-        try:
-            for number in left[job::jobs]:
-                verdict = attempt(drawn[number], found[number], limits, ROOT)
-                line = json.dumps({"number": number, **verdict.as_dict()}) + "\n"
-                with path.open("a") as file:
-                    file.write(line)
-                print(f"{number}: {verdict.outcome}: {verdict.name}", flush=True)
-            code = 0
-        finally:
-            os._exit(code)
-    for child in children:
-        os.waitpid(child, 0)
+def tell(folder: Path) -> None:
+    """Print what became of the changes, by part, and those that no test has noticed."""
+    verdicts = sorted(verdicts_in(folder).values(), key=lambda one: one.name)
+    for part, modules in MODULES.items():
+        mine = [one.outcome for one in verdicts if one.name.partition(":")[0] in modules]
+        print(f"{part}: {len(mine)} tried: {dict(Counter(mine))}")
+    for one in verdicts:
+        if one.outcome in ("survived", "not reached"):
+            explained = ", explained" * (one.name in SURVIVORS)
+            print(f"{one.outcome} {one.tests} of {one.reaching} tests{explained}: ", end="")
+            print(f"line {one.line}: {one.name}")
+        else:
+            print(f"{one.outcome}: line {one.line}: {one.name}")
 
 
 def main() -> None:
@@ -80,20 +49,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--most", type=int, help="try only so many of them")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of tests for each")
     parser.add_argument("--tests", nargs="+", default=list(TESTS), metavar="PATH")
     asked = parser.parse_args()
     folder = asked.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = draw(asked.count, asked.seed)
-    if not [*folder.glob("reach-*.json")]:
-        look(folder, asked.count, asked.seed, asked.tests, asked.jobs)
-    found = found_in(folder, len(drawn))
-    try_all(folder, drawn[: asked.most], Limits(), asked.jobs, found)
-    verdicts = [json.loads(line) for line in (folder / "verdicts.jsonl").read_text().splitlines()]
-    print(dict(Counter(one["outcome"] for one in verdicts)))
-    for one in verdicts:
-        if one["outcome"] not in ("killed", "out of time"):
-            print(f"{one['outcome']}: line {one['line']}: {one['name']}")
+    tests = [ROOT / one for one in asked.tests]
+    limits = Limits(asked.seconds)
+    use_server(address_of_server())  # for all trials
+    Trials(folder, draw(asked.count, asked.seed), limits, asked.jobs, tests, asked.most).run()
+    tell(folder)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,21 @@
-"""Find the tests that run the statement of each change, and how long they take.
-
-As a plugin of pytest it puts a call before these statements, in every worker of a run.
-"""
+"""Find the tests that run the statement of each change, and how long they take."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import json
-import os
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType
-from typing import Any
 
 import pytest
 
-from tests.mutants.mutations import Mutation, change_of, draw
+from tests.mutants.mutations import Mutation, change_of
 from tests.support.rewriting import Source, target
 
-#: Folder, count and seed of the changes that are looked for.
-FOLDER, COUNT, SEED = "MUTANTS_FOLDER", "MUTANTS_COUNT", "MUTANTS_SEED"
 _HOOK = "__reached__"
 
 
@@ -58,11 +52,11 @@ def _statement(source: Source, mutation: Mutation) -> tuple[list[ast.stmt], ast.
 
 
 class Reach:
-    """Notes which test reaches which change."""
+    """Notes which test reaches which change, in this process: a plugin of pytest."""
 
-    def __init__(self, drawn: Sequence[Mutation], worker: str) -> None:
-        self._worker = worker
+    def __init__(self, drawn: Sequence[Mutation]) -> None:
         self._test = ""
+        self._failed: set[str] = set()
         self._reached: dict[int, set[str]] = defaultdict(set)
         self._seconds: dict[str, float] = defaultdict(float)
         for (module, function), code in hooked(drawn).items():
@@ -77,24 +71,20 @@ class Reach:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds[report.nodeid] += report.duration
+        if report.failed:
+            self._failed.add(report.nodeid)
 
-    def pytest_sessionfinish(self) -> None:
+    def write(self, path: Path) -> None:
+        """Write what was noted, without tests that fail as the library is."""
         told = {
             "seconds": self._seconds,
-            "reached": {number: sorted(tests) for number, tests in self._reached.items()},
+            "reached": {
+                number: sorted(tests - self._failed) for number, tests in self._reached.items()
+            },
+            "failed": sorted(self._failed),
+            "modules": sorted(one for one in sys.modules if one.startswith("holdfast.")),
         }
-        folder = Path(os.environ[FOLDER])
-        name = f"reach-{os.getpid()}-{self._worker}.json"
-        (folder / name).write_text(json.dumps(told))
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Begin where tests are run: in each worker, or here if there are none."""
-    settings: dict[str, Any] | None = getattr(config, "workerinput", None)
-    if settings is not None or not config.getoption("numprocesses", None):
-        drawn = draw(int(os.environ[COUNT]), int(os.environ[SEED]))
-        worker = "main" if settings is None else str(settings["workerid"])
-        config.pluginmanager.register(Reach(drawn, worker))
+        path.write_text(json.dumps(told))
 
 
 def found_in(folder: Path, count: int) -> list[list[tuple[float, str]]]:
@@ -106,4 +96,10 @@ def found_in(folder: Path, count: int) -> list[list[tuple[float, str]]]:
         seconds |= told["seconds"]
         for number, tests in told["reached"].items():
             reached[int(number)].update(tests)
-    return [sorted((seconds.get(one, 0.0), one) for one in tests if one) for tests in reached]
+    return [sorted((seconds[one], one) for one in tests if one) for tests in reached]
+
+
+def modules_in(folder: Path) -> set[str]:
+    """Return the modules of the library that the tests have imported."""
+    told = (json.loads(path.read_text()) for path in folder.glob("reach-*.json"))
+    return {module for one in told for module in one["modules"]}

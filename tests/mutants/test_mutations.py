@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
-from tests.mutants.mutations import MODULES, draw, mutations
+from tests.mutants.mutations import MODULES, Mutation, draw, mutations
 from tests.mutants.reach import hooked
 from tests.mutants.survivors import SURVIVORS
-from tests.mutants.trial import Limits, attempt, chosen
+from tests.mutants.trial import Limits, Trials, Verdict, chosen
+from tests.support.processes import run_apart
 
-ROOT = Path(__file__).parents[2]
 SLOTS = "registry.history.slots"
-TEST = "tests/mutants/sample.py::test_a_race_that_is_lost_counts"
 
 
 def test_a_seed_draws_the_same_changes_from_every_part() -> None:
@@ -28,21 +29,34 @@ def test_each_change_of_a_module_gives_other_code() -> None:
     assert "self.lost > 2 -> self.lost >= 2" in {f"{one.before} -> {one.after}" for one in found}
 
 
-def test_a_change_that_a_test_notices_is_killed_and_another_survives() -> None:
+def _try(folder: Path, drawn: list[Mutation]) -> None:
+    Trials(folder, drawn, Limits(least_s=250.0), 1, [Path(__file__).parent / "sample.py"]).run()
+
+
+def test_a_change_that_a_test_notices_is_killed_and_another_survives(tmp_path: Path) -> None:
     found = {one.name: one for one in mutations(SLOTS)}
-    limits = Limits(least_s=250.0)
-    lost = found[f"{SLOTS}:Races.lose: self.lost += 1 -> pass"]
-    late = found[f"{SLOTS}:Races.lose: self.lost > 2 -> self.lost >= 2"]
-    assert attempt(lost, [(0.1, TEST)], limits, ROOT).outcome == "killed"
-    assert attempt(late, [(0.1, TEST)], limits, ROOT).outcome == "survived"
-    assert attempt(lost, [], limits, ROOT).outcome == "not reached"
+    drawn = [
+        found[f"{SLOTS}:Races.lose: self.lost += 1 -> pass"],
+        found[f"{SLOTS}:Races.lose: self.lost > 2 -> self.lost >= 2"],
+        mutations("registry.upkeep.sealing")[0],
+    ]
+    for _ in range(2):  # another call finds nothing left to do
+        assert run_apart(_try, tmp_path, drawn) == 0
+    said = [json.loads(line) for line in (tmp_path / "verdicts.jsonl").read_text().splitlines()]
+    assert [one["outcome"] for one in said] == ["killed", "survived", "not reached"]
+    assert (
+        said[0]["by"] == "tests/mutants/sample.py::test_a_race_that_is_lost_counts: assert 0 == 1"
+    )
 
 
-def test_the_shortest_tests_are_chosen() -> None:
+def test_the_shortest_tests_are_chosen_and_more_seconds_try_more() -> None:
     reaching = [(1.0, "a"), (2.0, "b"), (3.0, "c")]
-    assert [name for _, name in chosen(reaching, Limits(seconds=4, tests=9))] == ["a", "b"]
-    assert [name for _, name in chosen(reaching, Limits(seconds=0.5, tests=9))] == ["a"]
-    assert [name for _, name in chosen(reaching, Limits(seconds=9, tests=2))] == ["a", "b"]
+    assert [name for _, name in chosen(reaching, 4)] == ["a", "b"]
+    assert [name for _, name in chosen(reaching, 0.5)] == ["a"]
+    survived = Verdict(0, "m:f: 1 -> 2", 1, "survived", 2, 3, 4.0)
+    assert [survived.is_final(seconds) for seconds in (4, 5)] == [True, False]
+    assert replace(survived, tests=3).is_final(5)
+    assert replace(survived, outcome="killed").is_final(5)
 
 
 def test_what_survives_and_is_explained_is_a_change_that_there_is() -> None:

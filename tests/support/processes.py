@@ -111,7 +111,7 @@ def start_telling(target: Callable[..., None], *args: Any) -> tuple[ForkServerPr
 
 def _environment_of_test() -> dict[str, str]:
     """Return the variables in which one test differs from another."""
-    shared = ("AWS_", "HOLDFAST_", "XDG_STATE_HOME")
+    shared = ("AWS_", "AZURE_", "HOLDFAST_", "XDG_STATE_HOME")
     return {name: value for name, value in os.environ.items() if name.startswith(shared)}
 
 

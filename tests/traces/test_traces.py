@@ -129,7 +129,8 @@ def test_a_real_store_does_what_the_model_takes_for_granted(
     tmp_path: Path,
     record_property: Callable[..., None],
 ) -> None:
-    url = request.getfixturevalue(server)()
+    made = request.getfixturevalue(server)
+    url = made() if callable(made) else made
     holdfast.init(url, skip_race_probe=True).close()
     live(lambda: open_backend(url), tmp_path / "trace", turns=20, writers=4, collectors=2)
     calls = read(tmp_path / "trace")
