@@ -111,6 +111,7 @@ def test_a_full_disk_is_helped(
         assert again.verify(deep=True).findings == ()
 
 
+@pytest.mark.sometimes("a full store condemns what its reserve has space for")
 def test_what_the_reserve_has_no_space_for_is_condemned_next(
     disk: Path, reg: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -356,6 +356,7 @@ def test_a_run_without_a_beginning_stops_nothing(source, target, src, filled):
     assert target.run("run").latest().step == 3
 
 
+@pytest.mark.sometimes("the destination has lost a state that a sync relied on")
 def test_what_was_let_go_at_the_destination_meanwhile_is_copied_anew(
     filled, source, src, dst, target, open_registry
 ):
@@ -393,6 +394,7 @@ def test_what_was_let_go_at_the_destination_meanwhile_is_copied_anew(
         assert same(ck.load(), small_state(ck.step))
 
 
+@pytest.mark.sometimes("the source has moved an object during a sync")
 def test_what_was_let_go_at_the_source_meanwhile_is_read_again(
     filled, source, src, target, dst, open_registry
 ):
@@ -509,6 +511,7 @@ def test_a_frozen_mirror_gets_no_signature_of_a_run_that_is_equal(mirrored, tmp_
     assert not (mirrored.dst / "signatures").exists()
 
 
+@pytest.mark.sometimes("a run is compared whole again")
 def test_a_commit_at_the_destination_is_seen_as_well(mirrored):
     mirrored.sync()
     with holdfast.open(mirrored.dst) as reg:

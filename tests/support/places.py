@@ -149,6 +149,69 @@ COLLECT = {
     "an undrop brings states from a mirror": Place(
         "registry.curation.dropping", "undrop", "return committer.writer.adopt"
     ),
+    "a quiet run has lost its log during a collection": Place(
+        "registry.upkeep.gc",
+        "Collector._mark_run",
+        "self._planner.quiet.check(log)",
+        when="run_id in self._planner.quiet.runs",
+    ),
+    "a placement is gone when a collection asks for it": Place(
+        "registry.upkeep.planning", "Planner.needed_by", "except MissingObject"
+    ),
+    "an undrop is faster than the end of the delay": Place(
+        "registry.upkeep.planning", "Planner._free_if_due", "self.freed.discard(log.run_id)"
+    ),
+    "a registry is told to keep during a collection": Place(
+        "registry.upkeep.planning", "Planner.check_rules", "if header is not None and header.keep"
+    ),
+    "a full store condemns what its reserve has space for": Place(
+        "registry.upkeep.gc", "Collector.spend_reserve", "few = chosen.largest"
+    ),
+    "a marker has outlived its seal": Place(
+        "registry.upkeep.sealing", "QuietRuns.is_sealed", "self._finished[log.run_id] = sealed"
+    ),
+}
+
+#: Copies into a mirror, moves into new packs, and thinnings, beside other writers.
+CARE = {
+    "a run is compared whole again": Place(
+        "registry.face.syncing", "sync", "del compared.before[name]"
+    ),
+    "the destination has lost a state that a sync relied on": Place(
+        "registry.face.syncing", "_RunCopy.lines", "if missing and not ("
+    ),
+    "the source has moved an object during a sync": Place(
+        "registry.face.syncing",
+        "_RunCopy.read_again",
+        "return self._run.next_slot != read",
+        when="self._run.next_slot != read",
+    ),
+    "a repack plans again": Place(
+        "registry.upkeep.repacking.execution", "repack", "except MissingObject"
+    ),
+    "another repack has moved a state first": Place(
+        "registry.upkeep.repacking.runs", "RunRepack._note_lost", "self.lost.add"
+    ),
+    "a thinned state has got another holder": Place(
+        "registry.curation.thinning", "PlacedThinnings.actions", "if sorted(held.get"
+    ),
+    "a key has signed another history": Place(
+        "registry.history.signatures", "sign_commit", "raise Conflict("
+    ),
+    "a signature comes while its commit is checked": Place(
+        "registry.upkeep.signature_check",
+        "SignatureCheck._check_run",
+        "return self._read_run(later",
+    ),
+    "a version is gone while a follower fetches it": Place(
+        "registry.hub.engines.following", "EngineFollower.poll", "continue"
+    ),
+    "an engine was started again": Place(
+        "registry.hub.engines.following",
+        "_Link._keep_at",
+        "self.engine.tell(version)",
+        when="self.confirmed == version",
+    ),
 }
 
 #: A journal: its machine dies, its registry is away, another machine takes over.
@@ -174,6 +237,12 @@ JOURNAL = {
     ),
     "an entry is in the log when its slot is composed": Place(
         "registry.saving.journal.entry_saves", "Arrival.is_due", "return False"
+    ),
+    "the note of an entry is lost": Place(
+        "registry.saving.journal.carrier", "Carrier._outcome", "if number < max("
+    ),
+    "the registry answers again": Place(
+        "registry.history.log", "RunLog.refresh", "self.check_unchanged()"
     ),
 }
 
@@ -211,4 +280,4 @@ COLLECTIVE = {
     ),
 }
 
-PLACES = {**COMMIT, **COLLECT, **JOURNAL, **COLLECTIVE}
+PLACES = {**COMMIT, **COLLECT, **CARE, **JOURNAL, **COLLECTIVE}

@@ -149,6 +149,7 @@ def test_to_free_at_once_takes_the_rights_of_a_collector(reg, clocked):
     assert not objects(clocked)
 
 
+@pytest.mark.sometimes("an undrop is faster than the end of the delay")
 def test_of_an_undrop_and_a_collector_the_first_one_wins():
     backend = new_backend()
     hooked = Hooked(backend)
@@ -300,6 +301,7 @@ def test_a_mirror_that_keeps_brings_back_what_was_freed(reg, clocked):
         assert mirror.gc(grace_s=0).deleted.objects
 
 
+@pytest.mark.sometimes("a registry is told to keep during a collection")
 def test_a_collection_stops_if_the_registry_is_told_to_keep(reg, clocked):
     run = several(reg)
     run.retention.evict(run.checkpoints()[0], "by hand")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash
 from holdfast.registry.errors import Conflict, InvalidInput, MissingObject, Thinned
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.spec import Retention, RunSpec
+from tests.support.faults import Hooked, Once
 from tests.support.inline import without_threads
 from tests.support.states import same
 from tests.support.stores import contents, new_backend, objects, opened, packs_of
@@ -153,6 +155,23 @@ def test_what_something_else_holds_stays_whole(reg, backend):
         run.retention.thin(other, keep="model")
     with pytest.raises(Thinned):
         run.releases.publish("1.0.0", other)
+    assert reg.verify(deep=True).ok
+
+
+@pytest.mark.sometimes("a thinned state has got another holder")
+def test_what_somebody_saves_again_while_it_is_thinned_stays_whole(reg, backend):
+    several(reg, 3)
+    hooked = Hooked(backend)
+    with opened(hooked) as other:
+        first = other.run("run").checkpoints()[0]
+        save = partial(reg.run("run").exchange.push, state(1), step=50)
+        hooked.before = Once("runs/run/log/", save, "put_if_absent")
+        other.run("run").retention.thin(first, keep="model")
+    assert thinned_steps(reg.run("run")) == [1]
+    assert reg.gc(grace_s=0).deleted.objects  # the placement of the first attempt
+    newest = reg.run("run").latest()
+    assert (newest.step, newest.digest) == (50, first.digest)
+    assert same(newest.load(), state(1))
     assert reg.verify(deep=True).ok
 
 

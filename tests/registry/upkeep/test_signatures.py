@@ -197,6 +197,7 @@ def _is_by(name: str, who: str, folder: Path) -> bool:
     return name.endswith(SigningKey.load(str(folder / f"{who}.key")).public.id.hex())
 
 
+@pytest.mark.sometimes("a key has signed another history")
 def test_a_fork_that_a_trusted_key_signs_is_found_by_heads(
     attacked, key, trusted, tmp_path, caplog
 ):
@@ -274,6 +275,7 @@ def test_a_log_that_this_machine_has_seen_further_is_not_signed(tmp_path, key):
     assert not (tmp_path / "reg" / "signatures").exists()
 
 
+@pytest.mark.sometimes("a signature comes while its commit is checked")
 def test_a_commit_whose_signature_is_on_its_way_is_no_finding(backend, key, trusted, monkeypatch):
     with signing(backend, key) as reg:
         run = reg.create_run("run", seed=1)

@@ -214,6 +214,7 @@ def test_a_dead_engine_holds_nobody_up_and_gets_the_newest_when_it_is_back(
     assert [digest for _, digest in loads(back)] == [hash_at(3)]
 
 
+@pytest.mark.sometimes("an engine was started again")
 def test_an_engine_that_was_started_again_is_told_again(
     run: Run, start: Start, follow: Follow
 ) -> None:
@@ -442,6 +443,7 @@ def test_a_state_without_weights_is_refused_at_first_and_later_told(
     assert not loop.is_alive()
 
 
+@pytest.mark.sometimes("a version is gone while a follower fetches it")
 def test_an_evicted_version_is_passed_over(
     run: Run, start: Start, follow: Follow, backend: Backend
 ) -> None:

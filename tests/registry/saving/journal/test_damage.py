@@ -202,6 +202,7 @@ def _as_version_1(machine: Machine) -> None:
     (folder / "journal.json").write_bytes(join_lines([record.encode()]))
 
 
+@pytest.mark.sometimes("the note of an entry is lost")
 def test_a_refused_save_whose_note_is_lost_does_not_enter_behind_others(
     tmp_path: Path, by_hand: None
 ) -> None:

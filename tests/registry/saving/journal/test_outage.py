@@ -133,6 +133,7 @@ def test_another_machine_that_took_the_run_over_meanwhile_strands_the_saves(
         machine.run()
 
 
+@pytest.mark.sometimes("the registry answers again")
 def test_a_registry_that_was_replaced_meanwhile_is_told_at_once(
     machine: Machine, bucket: Bucket
 ) -> None:
