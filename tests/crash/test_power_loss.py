@@ -293,14 +293,26 @@ def check_pair(site: Site, first: Scenario, then: Scenario, *, every: bool, but:
 
 
 #: Each is one commit, as `tag` is: the same syncs.
-ONE_COMMIT = ("roll back", "promote", "match", "append", "archive", "set status", "watch")
+ONE_COMMIT = (
+    *("roll back", "promote", "match", "append", "archive", "set status", "watch"),
+    *("untag", "prune", "undo", "publish", "merge"),
+)
+#: Each does what `later save`, `collect` or `sync to fresh` does, behind something else.
+BEHIND = (
+    *("save after rewind", "save with everything", "save behind a seal", "sync to half"),
+    *("collect by notes", "seal", "a save behind a collector after an upgrade"),
+    *("a save behind a tag", "a note behind a save", "a collector behind a drop"),
+)
 
 
 def _with_every(names: list[Any]) -> list[Any]:
     soak = pytest.mark.soak
     syncs = [
         pytest.param(
-            name, False, id=str(name), marks=[soak] if str(name) in AGAIN + ONE_COMMIT else []
+            name,
+            False,
+            id=str(name),
+            marks=[soak] if str(name) in AGAIN + ONE_COMMIT + BEHIND else [],
         )
         for name in names
     ]

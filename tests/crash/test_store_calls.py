@@ -1,7 +1,8 @@
 """A push or a sync breaks off at its k-th call to the store, before or after the effect, for all k.
 
-Whatever the point: the registry is sound, what was acknowledged is there bit for bit, nothing half
-done is visible, and doing the operation again leads where it would have led without the fault.
+Every run of the tests takes one call in `ONE_IN`, a soak each of them. Whatever the point: the
+registry is sound, what was acknowledged is there bit for bit, nothing half done is visible, and
+doing the operation again leads where it would have led without the fault.
 """
 
 from __future__ import annotations
@@ -27,14 +28,28 @@ from tests.support.stores import Scratch, commit_lines, new_backend, opened
 SCENARIOS = PUSHES + LIVES + SYNCS
 #: These die in a folder, too: one that puts, one that copies, one that deletes. The others by soak.
 IN_A_FOLDER = ("first save", "sync to half", "collect")
+ONE_IN = 3
 
 
 def _deaths() -> Iterator[object]:
-    """Yield every scenario in memory, and in a folder those that every run tries there."""
+    """Yield every scenario in memory and in a folder, at some of its calls and at every one."""
     for scenario in SCENARIOS:
-        yield pytest.param("memory", scenario, id=f"memory-{scenario}")
-        marks = () if scenario.name in IN_A_FOLDER else (pytest.mark.soak,)
-        yield pytest.param("local", scenario, id=f"local-{scenario}", marks=marks)
+        for place in ("memory", "local"):
+            marks = () if place == "memory" or scenario.name in IN_A_FOLDER else pytest.mark.soak
+            yield pytest.param(place, scenario, ONE_IN, id=f"{place}-{scenario}", marks=marks)
+            every = f"{place}-{scenario}, every call"
+            yield pytest.param(place, scenario, 1, id=every, marks=pytest.mark.soak)
+
+
+def _without_answers() -> Iterator[object]:
+    """Yield every scenario in memory at some of its calls, and each of them everywhere."""
+    # What a lost answer does to the logic is the same on every store, so the folder is for a soak.
+    for scenario in SCENARIOS:
+        marks = pytest.mark.soak if scenario.name in AGAIN else ()
+        yield pytest.param("memory", scenario, ONE_IN, id=f"{scenario}-memory", marks=marks)
+        for place in ("memory", "local"):
+            every = f"{scenario}-{place}, every call"
+            yield pytest.param(place, scenario, 1, id=every, marks=pytest.mark.soak)
 
 
 @pytest.fixture(params=["memory", "local"])
@@ -108,10 +123,11 @@ def is_new(store: Backend, left: set[Left]) -> bool:
     return not known
 
 
-@pytest.mark.parametrize(("stores", "scenario"), [*_deaths()], indirect=["stores"])
+@pytest.mark.parametrize(("stores", "scenario", "one_in"), [*_deaths()], indirect=["stores"])
 def test_death_at_every_call(
     scenario: Scenario,
     stores: Callable[[Scenario], Copies],
+    one_in: int,
     record_property: Callable[[str, object], None],
 ) -> None:
     """In memory all scenarios; in a folder those of `IN_A_FOLDER`, with `-m soak` the others."""
@@ -119,7 +135,7 @@ def test_death_at_every_call(
     course = uninterrupted(scenario, copies)
     deaths = 0
     left: set[Left] = set()
-    for at, after in course.faults:
+    for at, after in course.faults[::-one_in]:
         store = copies()
         die(scenario, store, Fault(at, after=after))
         deaths += 1
@@ -128,26 +144,19 @@ def test_death_at_every_call(
             check_sound(scenario, store, course)
             do_again(scenario, store)
             check_complete(store, course)
-    assert deaths >= len(course.points) > 0
+    assert deaths * one_in >= len(course.points) > 0
     assert len(left) > 1
     record_property("points", deaths)
     print(f"{scenario}: died at {deaths} points, which left {len(left)} different stores")
 
 
-# What a lost answer does to the logic is the same on every store, so the folder waits for a soak.
 @pytest.mark.parametrize(
-    "stores", ["memory", pytest.param("local", marks=pytest.mark.soak)], indirect=True
-)
-@pytest.mark.parametrize(
-    "scenario",
-    [
-        pytest.param(one, id=str(one), marks=[pytest.mark.soak] if one.name in AGAIN else [])
-        for one in SCENARIOS
-    ],
+    ("stores", "scenario", "one_in"), [*_without_answers()], indirect=["stores"]
 )
 def test_no_answer_at_every_call(
     scenario: Scenario,
     stores: Callable[[Scenario], Copies],
+    one_in: int,
     record_property: Callable[[str, object], None],
 ) -> None:
     copies = stores(scenario)
@@ -155,7 +164,7 @@ def test_no_answer_at_every_call(
     faults = refused = 0
     left: set[Left] = set()
     completed: set[Left] = set()
-    for at, after in course.faults:
+    for at, after in course.faults[::-one_in]:
         store = copies()
         fault = Fault(at, after=after, error=StoreUnavailable("no answer", where="test"))
         attempt = Attempt(scenario, store, [fault], in_order=True)
@@ -174,7 +183,7 @@ def test_no_answer_at_every_call(
         if is_new(store, completed):
             check_complete(store, course)
         assert picture(store) == course.complete
-    assert faults >= len(course.points) > 0
+    assert faults * one_in >= len(course.points) > 0
     record_property("points", faults)
     print(f"{scenario}: no answer at {faults} points, {refused} of them told the caller")
 

@@ -37,30 +37,20 @@ _NAN, _INF, _MINUS_INF, _LARGEST = (
 _INTEGERS = (0, -1, 1, 2**31, 2**53, -(2**53), 253402300800000, 2**53 + 1)
 _TEXTS = ("", "x" * 10_000, _ANSI, "..", "a/b", "\ud800", "\xe9\0")
 
-#: A field, and what is put there (`...` takes it away).
+#: A field, and what is put there (`...` takes it away), in every run of the tests.
 DAILY: tuple[tuple[str, Any], ...] = (
     ("slots/commit/time_ms", 2**53),
     ("slots/commit/author", _ANSI),
     ("slots/commit/actions/run.create/config/d/*/*/*", "1"),
-    ("slots/commit/actions/run.create/config/d/*/*/f", "zz"),
-    ("slots/commit/actions/checkpoint.add/size_bytes", 2**53),
     ("slots/commit/actions/checkpoint.add/metrics/loss", _NAN),
-    ("slots/commit/actions/checkpoint.add/metrics", {_ANSI: _INF, "": _MINUS_INF}),
     ("slots/commit/actions/checkpoint.add/commit_keys/order", ["model", "data"]),
-    ("slots/commit/actions/checkpoint.add/commit_keys/values", [1]),
     ("slots/commit/actions/checkpoint.add/meta/d/*/*/i", "f" * 9000),
-    ("slots/commit/actions/tag.set/checkpoint", 0),
-    ("slots/commit/actions/pool.promote/sigma", _INF),
     ("slots/commit/actions/watch.claim/until_ms", 2**53),
     ("snapshots/*/pins/tag/checkpoint", 0),
-    ("snapshots/*/pins/gate/checkpoint", ...),
-    ("manifests/components/*/*/tensors/*", ...),
     ("manifests/components/*/*/tensors/*/dtype", "complex32"),
     ("manifests/components/*/*/skeleton/d/-/-/coo/-", [5, 2**53]),
-    ("manifests/format", _ANSI),
     ("placements/packs", []),
     ("epochs/*/min_writer", 2**53),
-    ("epochs/*/keys/*", _ANSI),
 )
 
 

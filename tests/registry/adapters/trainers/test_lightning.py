@@ -132,7 +132,7 @@ def test_a_signal_to_one_rank_makes_both_leave_after_the_same_step(
     assert list(components(reg, "asked")) == [4, 5, 8]
 
 
-@pytest.mark.parametrize("journal", ["", "journal"])
+@pytest.mark.parametrize("journal", [pytest.param("", marks=pytest.mark.soak), "journal"])
 def test_lightnings_own_callback_keeps_its_checkpoints_in_a_run(
     reg: holdfast.Registry, children: Children, tmp_path: Path, journal: str
 ) -> None:

@@ -99,7 +99,8 @@ class Fleet:
 
 def _environment() -> dict[str, str]:
     """Return the settings of the test, which its ranks have too."""
-    return {name: value for name, value in os.environ.items() if name.startswith("HOLDFAST")}
+    given = ("HOLDFAST", "XDG_STATE_HOME")
+    return {name: value for name, value in os.environ.items() if name.startswith(given)}
 
 
 def _serve(rank: int, port: int, pipe: Connection, server: str) -> None:
