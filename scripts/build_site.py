@@ -112,7 +112,8 @@ class Pages:
             self._put(target / "index.md", front + listed + "\n")
         else:
             text = target.read_text(encoding="utf-8")
-            language = _LANGUAGES.get(target.suffix, "text")
+            # Tests are half of all that is shown; in colours they would take as long as all pages.
+            language = "text" if name.parts[0] == "tests" else _LANGUAGES.get(target.suffix, "text")
             body = f"``````{language}\n{text}\n``````\n"
             self._put(target.with_name(f"{target.name}.md"), front + body)
 

@@ -28,7 +28,6 @@ GONE = "holds what needs .* is gone"
 QUICK = {
     "a rank dies or is late": (2, 4_000),
     "one of three dies or is late": (2, 1_000_000),
-    "a collection": (1, 10_000),
     "rank 0 misses a save": (2, 100),
     "rank 1 misses two saves": (2, 100),
 }
@@ -88,8 +87,8 @@ def test_all_schedules_with_few_preemptions(name: str) -> None:
     assert tally.schedules > least
 
 
-#: They take long to find.
-SLOW = {"epoch_observed_early"}
+#: They take long to find, or are found like others.
+SLOW = {"epoch_observed_early", "old_replay_believed", "generations_ignored", "rechecked_once"}
 
 
 @pytest.mark.parametrize(
