@@ -104,19 +104,6 @@ def guard_judge() -> Iterator[Judge]:
         yield GuardJudge(endpoint)
 
 
-@pytest.fixture(scope="module")
-def judge(request: pytest.FixtureRequest) -> Judge:
-    """Either of them, by its name."""
-    judge: Judge = request.getfixturevalue(f"{request.param}_judge")
-    return judge
-
-
-@pytest.fixture(scope="module")
-def shared_world(judge: Judge, policies: Policies) -> World:
-    """A bucket for tests that each make keys of their own and leave the bucket as it is."""
-    return judge.world(policies)
-
-
 @pytest.fixture
 def world(guard_judge: Judge, policies: Policies) -> World:
     """A bucket of one's own, where conditions are heeded."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 
@@ -60,5 +61,10 @@ def _holds(operator: str, value: str | None, wanted: Any) -> bool:
 
 
 def _like(pattern: str, value: str) -> bool:
+    return _compiled(pattern).fullmatch(value) is not None
+
+
+@cache  # each request is held against them all
+def _compiled(pattern: str) -> re.Pattern[str]:
     parts = (".*" if c == "*" else "." if c == "?" else re.escape(c) for c in pattern)
-    return re.fullmatch("".join(parts), value, re.S) is not None
+    return re.compile("".join(parts), re.S)
