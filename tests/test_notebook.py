@@ -11,6 +11,8 @@ from tests.support.pages import ROOT, run_page
 from tests.support.states import small_state
 from tests.support.stores import new_backend
 
+#: One worker executes the notebook.
+pytestmark = pytest.mark.xdist_group("notebook")
 NOTEBOOK = ROOT / "examples" / "notebook" / "tour.ipynb"
 FIGURE = "application/vnd.plotly.v1+json"
 

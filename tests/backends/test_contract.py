@@ -51,6 +51,16 @@ class TestMoto(BackendContract):
 
 @pytest.mark.radosgw
 class TestRadosgw(BackendContract):
+    many = 25
+
+    @pytest.fixture
+    def backend(self, radosgw_url: Callable[[], str], small_pages: None) -> Backend:
+        return open_backend(radosgw_url())
+
+
+@pytest.mark.soak
+@pytest.mark.radosgw
+class TestRadosgwInFullPages(BackendContract):
     @pytest.fixture
     def backend(self, radosgw_url: Callable[[], str]) -> Backend:
         return open_backend(radosgw_url())

@@ -161,7 +161,9 @@ def test_answer_in_the_place_of_another_store(store: str, request: pytest.Fixtur
     assert [info.key for info in backend.list()] == ["a", "dir/b"]
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.soak) if n in ALIKE else n for n in CALLS]
+)
 def test_answer_in_the_place_of_the_store(gateway: Gateway, behind: Backend, name: str) -> None:
     operation, call = CALLS[name]
     for said, lie in LIES.items():
@@ -271,7 +273,9 @@ def test_forked_child_has_an_instance_of_its_own(backend: Backend) -> None:
 
 
 EXITING = """
-import os, sys
+import atexit, os, sys
+first = os.getpid()
+atexit.register(lambda: os.getpid() == first and backend.put("b", backend.get("a")))
 from holdfast.backends import open_backend
 backend = open_backend(sys.argv[1], transport=sys.argv[2] or None)
 backend.put("a", b"x")
@@ -281,27 +285,16 @@ sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 
 
-def test_forked_child_can_end(backend: Backend) -> None:
-    """adlfs waits at exit for an event loop, which a child does not have."""
+def test_forked_child_can_end_and_the_store_answers_at_the_end_of_a_process(
+    backend: Backend,
+) -> None:
+    """adlfs waits at exit for an event loop, which a child does not have.
+
+    At the end of a process a run gets its last status; by then drivers have closed their sessions,
+    and Python its pools.
+    """
     transport = "s3fs" if backend.url.startswith("s3") else ""
     program = [sys.executable, "-W", "ignore", "-c", EXITING, backend.url, transport]
-    done = subprocess.run(program, timeout=300, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-AT_EXIT = """
-import atexit, sys
-atexit.register(lambda: backend.put("b", backend.get("a")))
-from holdfast.backends import open_backend
-backend = open_backend(sys.argv[1], transport=sys.argv[2] or None)
-backend.put("a", b"x")
-"""
-
-
-def test_store_answers_at_the_end_of_a_process(backend: Backend) -> None:
-    """Then a run gets its last status; drivers have closed their sessions, Python its pools."""
-    transport = "s3fs" if backend.url.startswith("s3") else ""
-    program = [sys.executable, "-W", "ignore", "-c", AT_EXIT, backend.url, transport]
     done = subprocess.run(program, timeout=300, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert backend.get("b") == b"x"

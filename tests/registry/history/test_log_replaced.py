@@ -139,8 +139,20 @@ def backend(lived: Scratch) -> MemoryBackend:
     return lived.copy()
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
-@pytest.mark.parametrize("act", ACTS)
+#: Each act after some of the losses in every check, and each loss before half of the acts.
+_PAIRS = [
+    pytest.param(
+        act,
+        loss,
+        id=f"{act}-{loss.__name__}",
+        marks=pytest.mark.soak if (row + column) % 2 else (),
+    )
+    for row, act in enumerate(ACTS)
+    for column, loss in enumerate(LOSSES)
+]
+
+
+@pytest.mark.parametrize(("act", "loss"), _PAIRS)
 def test_nothing_is_committed_to_a_log_that_was_replaced(
     act: str, loss: Loss, backend: MemoryBackend, open_registry: Open
 ) -> None:

@@ -138,8 +138,16 @@ FILES += ["journal.json", "lock-carrying", "lock-acknowledging"]
 OWN_FILES = ["packs", "manifests", "placements"]
 
 
-@pytest.mark.parametrize("how", ["flipped", "emptied", "deleted", "beside"])
-@pytest.mark.parametrize("kind", [*FILES, *OWN_FILES])
+HOWS = ["flipped", "emptied", "deleted", "beside"]
+#: Two damages to each kind of file in every check, and each damage to half of the kinds.
+HARMS = [
+    pytest.param(kind, how, marks=pytest.mark.soak if (row + column) % 2 else ())
+    for row, kind in enumerate([*FILES, *OWN_FILES])
+    for column, how in enumerate(HOWS)
+]
+
+
+@pytest.mark.parametrize(("kind", "how"), HARMS)
 def test_any_damaged_file_costs_at_most_its_own_save(
     kind: str, how: str, tmp_path: Path, by_hand: None
 ) -> None:
