@@ -88,11 +88,12 @@ def view_of(stored: Stored, options: ViewOptions, recent: RecentChunks) -> View:
     return View(stored, files, made.recorded, f"{stored.digest.hex()[:24]}{digest[:16]}")
 
 
-def check_weights(view: View) -> None:
-    """Refuse a view without weights, of which a loader would make nothing."""
-    if not any(name.endswith(".safetensors") for name in view.files):
+def check_weights(view: View, *, adapters: bool = True) -> None:
+    """Refuse a view without weights, or with those of an adapter alone if none is wanted."""
+    names = {name for name in view.files if name.endswith(".safetensors")}
+    if not names or (not adapters and names == {hub_folder.WEIGHTS["adapter"]}):
         raise IncompatibleState(
-            "no weights that a file of safetensors can hold",
+            "an adapter is no model" if names else "no weights that a file of safetensors can hold",
             where=view.stored.ref,
             expected="one component of tensors by name, such as `model`",
             found=", ".join(view.stored.components),

@@ -2,6 +2,7 @@
 
 - `following`: `EngineFollower` chooses the version, has the folder made and every engine told.
 - `folder`: the versions on the host of the engine, each a folder of plain files that never changes.
+- `lora`: adapters by name, for vLLM's plug-in.
 - `telling`: what SGLang and vLLM are sent, and which URLs are.
 
 Only `--report` writes to the store. Described in docs/engines.md.

@@ -32,7 +32,7 @@ from holdfast.registry.errors import Conflict, InvalidInput
 from holdfast.registry.formats import fail, put_file
 from holdfast.registry.history import StateReader
 from holdfast.registry.hub.views import View
-from holdfast.registry.loading import Checkpoint
+from holdfast.registry.loading import Checkpoint, Joined
 from holdfast.registry.store import Store
 from holdfast.registry.values import Digest, Field, Record
 
@@ -78,11 +78,18 @@ class _Place:
     size: int
 
 
-class _Here:
-    """The chunks of the version that is here, as a cache of `Fetch`."""
+class Here:
+    """The chunks of files that are here, as a cache of `Fetch`."""
 
     def __init__(self) -> None:
         self.places: dict[Digest, _Place] = {}
+
+    def stream(self, file: Joined) -> tuple[StateReader, Iterator[bytes]]:
+        """Return the reader of a file, and its parts: what is not here is fetched."""
+        reader = file.chunks.source
+        assert isinstance(reader, StateReader)
+        reader.caches = (self,)
+        return reader, file.stream(_PART_BYTES)
 
     def fill(
         self, wanted: Mapping[Digest, memoryview], *, verified: bool = True
@@ -121,7 +128,7 @@ class HostFolder:
 
     def __init__(self, store: Store, run_id: str, root: Path) -> None:
         self._store, self._run_id, self._root = store, run_id, root.absolute()
-        self._here, self._is_known = _Here(), False
+        self._here, self._is_known = Here(), False
         self.moved_bytes, self._status = 0, b""
         _check(root)
         try:
@@ -169,7 +176,7 @@ class HostFolder:
             self._switch(name)
         except OSError as error:
             fail(error, new, sum(file.size for file in view.files.values()))
-        self._here.places = dict(_places(view, folder))
+        self._here.places = dict(places(view.files, folder))
         self._is_known, self.current = True, made
         return made
 
@@ -204,23 +211,21 @@ class HostFolder:
         for name, file in view.files.items():
             if name == MARKER:
                 continue
-            reader = file.chunks.source
-            assert isinstance(reader, StateReader)
-            reader.caches = (self._here,)
+            reader, parts = self._here.stream(file)
             readers.add(reader)
-            put_file(new / name, map(memoryview, file.stream(_PART_BYTES)))
+            put_file(new / name, map(memoryview, parts))
         self.moved_bytes = sum(one.moved_bytes for one in readers)
 
     def _survey(self, view: View, folder: Path) -> None:
         """Hash the version that is here where a new one has chunks: after a restart."""
-        places = [place for _, place in _places(view, folder)]
+        known = [place for _, place in places(view.files, folder)]
 
         def examined(place: _Place) -> Digest | None:
             data = memoryview(bytearray(place.size))
             return Digest(hashlib.sha256(data).digest()) if _read(place, data) else None
 
-        found = self._store.pools.hashing.map(examined, places)
-        self._here.places = {one: at for one, at in zip(found, places, strict=True) if one}
+        found = self._store.pools.hashing.map(examined, known)
+        self._here.places = {one: at for one, at in zip(found, known, strict=True) if one}
 
     def _found(self) -> FollowedVersion | None:
         """Return the version that `current` leads to, if it is one of this run."""
@@ -242,9 +247,9 @@ class HostFolder:
         return found.changed(folder=str(folder))  # the folder may have been moved
 
 
-def _places(view: View, folder: Path) -> Iterator[tuple[Digest, _Place]]:
+def places(files: Mapping[str, Joined], folder: Path) -> Iterator[tuple[Digest, _Place]]:
     """Yield the chunks of the files, each with its place in a folder."""
-    for name, file in view.files.items():
+    for name, file in files.items():
         at = 0
         for part in file.parts:
             if isinstance(part, bytes) or part.inline is not None:

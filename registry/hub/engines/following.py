@@ -116,6 +116,7 @@ class EngineFollower:
         self._recent = RecentChunks(RECENT_BYTES)
         self._skipped: int | None = None
         self._error, self._over = "", False
+        self._is_call = callable(notify)  # an engine would load an adapter as the model
         engines = engines_at(notify, urls, key, requests, answer_s)
         self._folder = HostFolder(self._store, run.id, Path(into))
         self._changed = threading.Condition()
@@ -155,7 +156,7 @@ class EngineFollower:
             checkpoint = Checkpoint(self._store, self._log, record)
             try:
                 view = view_of(checkpoint, self._options, self._recent)
-                check_weights(view)
+                check_weights(view, adapters=self._is_call)
                 made = self._folder.make(checkpoint, view)
             except MissingObject:
                 # Evicted and collected while it was read: there is a newer one.
