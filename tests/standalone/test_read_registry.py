@@ -278,6 +278,9 @@ def test_it_refuses_one_changed_byte_in_each_kind_of_file(
             assert reader.main([str(folder), "verify"]) in (6, 8), (path, at)
             said = capsys.readouterr()
             assert path.name in said.out + said.err
+        path.write_bytes(b"")
+        if path.parts[-2] != "active":  # markers are empty
+            assert reader.main([str(folder), "verify"]) == 6, path
         path.unlink()
         if path.relative_to(folder).parts[0] in ("manifests", "placements", "packs"):
             assert reader.main([str(folder), "verify"]) == 6, path
@@ -323,6 +326,10 @@ def test_it_refuses_a_changed_history_and_an_unknown_action(
         file.write_bytes(body + hashlib.sha256(body).hexdigest().encode() + b"\n")
         assert reader.main([str(folder), "ls"]) == status
         assert text in capsys.readouterr().err
+
+
+def test_it_is_short_enough_to_be_read() -> None:
+    assert len(READER.read_text().splitlines()) <= 600
 
 
 def test_it_knows_what_the_specification_lists() -> None:
