@@ -18,7 +18,7 @@ from holdfast.registry.ui.server import link
 
 ROOT = Path(__file__).parents[1]
 #: Width and colour scheme.
-WINDOWS = ((1280, "light"), (1280, "dark"), (390, "light"))
+WINDOWS = tuple((width, scheme) for width in (1440, 1280, 390) for scheme in ("light", "dark"))
 #: The picture of the README.
 PICTURE = ROOT / "docs" / "images" / "run.png"
 

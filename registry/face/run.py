@@ -368,20 +368,24 @@ class Run:
         return self._handle.saver.pipeline.save_async(state, request, busy)
 
     def log(self, values: Mapping[str, object], *, step: int, system: bool = False) -> None:
-        """Log numbers of a step, such as its loss, in the stream `log`. Never waits, never raises.
+        """Log numbers, texts and pictures of a step, such as its loss. Never waits, never raises.
 
         The next save of this step or a later one commits them with its checkpoint. Without a save
         they get a commit of their own within a minute, which takes the run over like a save: at
         most 1,440 commits a day. With a journal or a `group` they wait for a save. A crash loses
         what was in memory. Only rank 0 logs; other ranks may call it. `run.history.logged()`
-        returns the entries, each step once, and the page draws them.
+        returns the numbers, each step once; the page draws them and shows texts and pictures.
 
         Args:
-            values: Numbers by name, except `step`: of Python, NumPy or torch. A tensor on a GPU is
-                waited for.
-            step: The step, 0 to 2^53. A value that is no number, or a wrong step, loses this call's
-                entry, and so does a run whose preset declares streams without `log`: a warning says
-                why, and the next entry has the number of lost ones as `lost`.
+            values: By name, except `step`. Numbers of Python, NumPy or torch go to the stream
+                `log`; a tensor on a GPU is waited for. To the stream `log-samples` go texts and
+                pictures, alone or in a list: bytes of a PNG, JPEG or WebP file, an image of Pillow,
+                a figure of matplotlib, an array of height x width (x 1 to 4 channels), a tensor of
+                (channels x) height x width. Arrays are uint8, or floats from 0 to 1, and are
+                encoded during the call. At most 2^24 pixels and 8 MiB as a file.
+            step: The step, 0 to 2^53. A wrong step or another value loses what this call logs, and
+                so does a run whose preset declares streams without these: a warning says why, and
+                the next entry has the number of lost ones as `lost`.
             system: Add what the machine does, as `system/...`: CPU, memory and disk in percent,
                 bytes of this process, of the network, and of torch on the GPU. Needs psutil (extra
                 `system`); without it a warning says so once.

@@ -1,14 +1,16 @@
-"""Numbers that a training program logs between checkpoints, until a commit has them: stream `log`.
+"""What a training program logs between checkpoints, until a commit has it: two streams of the run.
 
-An entry waits in memory. The next save of its step or a later one takes it along in its commit, so
-that a resume goes back to the entries of the checkpoint. Where `goes_alone` allows it, the entries
-also get a commit of their own, `EVERY_S` after the first of them. Logging neither waits nor raises;
-what is lost is counted and warned of. Specified in docs/spec.md, section 26.
+Numbers are for the stream `log`, texts and pictures for `log-samples`. An entry waits in memory.
+The next save of its step or a later one takes it along in its commit, so that a resume goes back to
+the entries of the checkpoint. Where `goes_alone` allows it, the entries also get a commit of their
+own, `EVERY_S` after the first of them. Logging neither waits nor raises; what is lost is counted
+and warned of. Specified in docs/spec.md, section 26.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +20,14 @@ from typing import Any, Protocol
 from weakref import WeakSet, ref
 
 from holdfast.backends.escape import quoted
-from holdfast.registry.curation.streams import LOG, AppendAttempt, stream_lifetime
+from holdfast.registry.curation.streams import (
+    LOG,
+    SAMPLES,
+    AppendAttempt,
+    check_entries,
+    split_samples,
+    stream_lifetime,
+)
 from holdfast.registry.errors import InvalidInput, RegistryError, StorageError
 from holdfast.registry.history import RunLog, check_metrics, check_step
 from holdfast.registry.history.replay import RunManifest
@@ -27,8 +36,9 @@ from holdfast.registry.writing import Committer, NewCommit
 
 #: Seconds after which entries are committed without a save.
 EVERY_S = 60.0
-#: Entries in memory; of more, as in a long outage, the oldest are lost.
-_MOST = 100_000
+#: Entries of a stream in memory, and bytes of samples; of more, as in a long outage, the oldest
+#: are lost.
+_MOST, _MOST_BYTES = 100_000, 64 * 2**20
 _AWAY = "the store is away"
 _LOGGER = logging.getLogger("holdfast")
 
@@ -89,40 +99,69 @@ class StepLog:
         """Forget all entries: of a line of training that was left, or of a parent process."""
         self._pid = os.getpid()
         self._lock = Lock()  # of the entries; held only for moments
-        self._waiting: Entries = []
+        self._waiting: dict[str, Entries] = {LOG: [], SAMPLES: []}
+        self._bytes = 0  # of the samples that wait
         self._taken: list[SaveRequest] = []  # entries that a save has, or had when it failed
         self._is_saving = False
         self._last_step = -1  # of the last save
-        self._attempt: tuple[AppendAttempt, Entries] | None = None  # its outcome is unknown
+        #: Appends to make; the outcome of the first may be unknown.
+        self._attempts: list[tuple[AppendAttempt, Entries]] = []
         self._timer: Timer | None = None
         self._told: set[str] = set()
 
     def add(self, values: Mapping[str, object], step: object, *, system: bool = False) -> None:
-        """Take numbers of a step, and of the machine if `system` is set."""
+        """Take values of a step, and numbers of the machine if `system` is set."""
         if not values and not system:
             return
         try:
-            entry: dict[str, Any] = {"step": check_step(step)}
-            if "step" in values:
-                raise InvalidInput("`step` is the name of the step, not of a number")
-            entry |= check_metrics(values)
-            if system:
-                entry |= self._system_numbers()
-            stream_lifetime(self._ownership.log.run, LOG)
-        except RegistryError as error:
-            self._lose(1, f"step {quoted(step)}: {error}", kind=getattr(error, "what", ""))
+            made = self._entries(values, check_step(step), system=system)
+        except Exception as error:  # of the library of a picture, too
+            why = str(error) if isinstance(error, RegistryError) else repr(error)
+            kind = getattr(error, "what", type(error).__name__)
+            self._lose(1, f"step {quoted(step)}: {why}", kind)
             return
         if self._pid != os.getpid():
             self.begin()
         with self._lock:
-            if self.lost > self._told_lost:
-                entry["lost"] = self._told_lost = self.lost
-            self._waiting.append(entry)
-            excess = len(self._waiting) - _MOST
-            del self._waiting[: max(excess, 0)]
+            for name, entry in made.items():
+                if self.lost > self._told_lost:
+                    entry["lost"] = self._told_lost = self.lost
+                self._waiting[name].append(entry)
+            self._bytes += _size(made.get(SAMPLES, {}))
+            excess = self._give_way()
             self._arm()
         if excess > 0:
-            self._lose(excess, f"more than {_MOST:,} wait for a commit")
+            most = f"{_MOST:,} or {_MOST_BYTES:,} bytes of samples"
+            self._lose(excess, f"more than {most} wait for a commit")
+
+    def _entries(
+        self, values: Mapping[str, object], step: int, *, system: bool
+    ) -> dict[str, dict[str, Any]]:
+        """Return the entries of a call, by their streams."""
+        if not isinstance(values, Mapping):
+            check_metrics(values)  # raises
+        if "step" in values:
+            raise InvalidInput("`step` is the name of the step, not of a number")
+        numbers, samples = split_samples(values)
+        found: dict[str, dict[str, Any]] = {LOG: dict(check_metrics(numbers)), SAMPLES: samples}
+        if system:
+            found[LOG] |= self._system_numbers()
+        made = {name: {"step": step, **of} for name, of in found.items() if of}
+        for name in made:
+            stream_lifetime(self._ownership.log.run, name)
+        if samples:
+            (made[SAMPLES],) = check_entries([made[SAMPLES]])
+        return made
+
+    def _give_way(self) -> int:
+        """Lose the oldest entries of too many; return how many."""
+        excess = 0
+        for name, entries in self._waiting.items():
+            while len(entries) > _MOST or (name == SAMPLES and self._bytes > _MOST_BYTES):
+                oldest = entries.pop(0)
+                self._bytes -= _size(oldest)  # of numbers: nothing
+                excess += 1
+        return excess
 
     def _system_numbers(self) -> dict[str, float]:
         try:
@@ -155,7 +194,7 @@ class StepLog:
 
     @property
     def _where(self) -> str:
-        return f"{self._ownership.log.run_id}: stream {LOG}"
+        return f"{self._ownership.log.run_id}: stream {LOG} or {SAMPLES}"
 
     # With a save
 
@@ -163,15 +202,23 @@ class StepLog:
         """Return the entries up to a save's step, as those of saves that were not made."""
         with self._lock:
             # A save that repeats a checkpoint appends nothing; after a lost answer, order decides.
-            if not request.takes_over or request.step == self._last_step or self._attempt:
+            if not request.takes_over or request.step == self._last_step or self._attempts:
                 return ()
-            own = [one for one in self._waiting if one["step"] <= request.step]
-            self._waiting = [one for one in self._waiting if one["step"] > request.step]
+            own = self._take(request.step)
             if own:
-                step, streams = request.step, {LOG: own}
-                self._taken.append(SaveRequest(step=step, takes_over=True, streams=streams))
+                self._taken.append(SaveRequest(step=request.step, takes_over=True, streams=own))
             self._is_saving = True
             return tuple(self._taken)
+
+    def _take(self, step: float = math.inf) -> dict[str, Entries]:
+        """Return what waits up to a step, by stream; it waits no longer."""
+        waiting = self._waiting.items()
+        taken = {name: [one for one in some if one["step"] <= step] for name, some in waiting}
+        self._waiting = {
+            name: [one for one in some if one["step"] > step] for name, some in waiting
+        }
+        self._bytes = sum(map(_size, self._waiting[SAMPLES]))
+        return {name: some for name, some in taken.items() if some}
 
     def saved(self, request: SaveRequest | None) -> None:
         """Note that the save has ended; `None`: it failed, and its entries go with the next."""
@@ -206,43 +253,52 @@ class StepLog:
         return self.goes_alone is not None and not self._is_saving and self.goes_alone()
 
     def _commit(self) -> None:
-        if self._attempt is not None:
-            self._try(*self._attempt)
+        if self._attempts:
+            self._try()
             self._ownership.log.refresh()  # past its slot: equal entries are new ones
         with self._lock:
             if not self._may_go():  # a save came, whose length later entries must not be in
                 return
             taken, self._taken = self._taken, []
-            waiting, self._waiting = self._waiting, []
+            waiting = self._take()
+        failed: list[SaveRequest] = []
         if taken:  # by saves that failed, or whose answer was lost
             run = self._ownership.log.refresh()
             saved = {record.step for record in run.live()}
             failed = [one for one in taken if one.step not in saved]
-            waiting = [*(entry for one in failed for entry in one.streams[LOG]), *waiting]
-        if waiting:
-            committer = self._ownership.committer
-            self._try(AppendAttempt(committer, LOG, self._ownership.commit), waiting)
+        for name in (LOG, SAMPLES):
+            before = [entry for one in failed for entry in one.streams.get(name, ())]
+            if entries := [*before, *waiting.get(name, ())]:
+                attempt = AppendAttempt(self._ownership.committer, name, self._ownership.commit)
+                self._attempts.append((attempt, entries))
+        self._try()
 
-    def _try(self, attempt: AppendAttempt, entries: Entries) -> None:
-        self._attempt = (attempt, entries)
-        attempt.run(entries, None)
-        self._attempt = None
-        self._told.discard(_AWAY)
+    def _try(self) -> None:
+        while self._attempts:
+            attempt, entries = self._attempts[0]
+            attempt.run(entries, None)
+            del self._attempts[0]
+            self._told.discard(_AWAY)
 
     def _drop(self) -> int:
         with self._lock:
-            count = len(self._waiting) + sum(len(one.streams[LOG]) for one in self._taken)
-            count += 0 if self._attempt is None else len(self._attempt[1])
-            self._waiting, self._taken, self._attempt = [], [], None
-        return count
+            every = [*self._take().values(), *(entries for _, entries in self._attempts)]
+            every += [entries for one in self._taken for entries in one.streams.values()]
+            self._taken, self._attempts = [], []
+        return sum(map(len, every))
 
     def tick(self) -> None:
         """Commit what waits, and come again if something stays."""
         self.flush()
         with self._lock:
             self._timer = None
-            if self._waiting or self._taken or self._attempt:
+            if any(self._waiting.values()) or self._taken or self._attempts:
                 self._arm()
+
+
+def _size(entry: Mapping[str, Any]) -> int:
+    """Return about how many bytes the texts and pictures of an entry take."""
+    return sum(len(one) for one in entry.values() if isinstance(one, str | bytes))
 
 
 def _in_time(found: ref[StepLog]) -> None:

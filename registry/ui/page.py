@@ -35,6 +35,8 @@ _END = re.compile(r"</(?=script|style)", re.IGNORECASE)
 _INDEX, _MARK = "index.html", b"data-file"
 #: Maximum number of runs that a title names.
 _NAMED = 4
+#: Characters of pictures in one file; each of its runs has the same share.
+_PICTURES = 12 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,8 @@ def _page(
 ) -> bytes:
     site, parts = site or _Site(), list(parts)
     link = _links(parts, site)
-    sections = [_section(source, part, link) for part in parts]
+    room = _PICTURES // max(len(runs), 1)
+    sections = [_section(source, part, link, _pictures(source, room)) for part in parts]
     style = _read("style.css")
     has_charts = any('class="plot"' in html for _, html in sections)
     scripts = [script_path().read_text(encoding="utf-8")] if has_charts else []
@@ -236,7 +239,27 @@ def _page(
     return render("page.html", context).encode()
 
 
-def _section(source: Source, part: _Part, link: Callable[..., str | None]) -> tuple[str, str]:
+def _pictures(source: Source, room: int) -> Callable[[str], str]:
+    """Return the function that gives the `data:` URL of a picture, as long as there is room."""
+
+    def url(name: str) -> str:
+        nonlocal room
+        kind, data = source.pictures.get(name) or ("", b"")
+        found = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+        if not data or len(found) > room:
+            return ""
+        room -= len(found)
+        return found
+
+    return url
+
+
+def _section(
+    source: Source,
+    part: _Part,
+    link: Callable[..., str | None],
+    picture_url: Callable[[str], str],
+) -> tuple[str, str]:
     """Return the name of a part in the contents, and its HTML."""
     try:
         shown = part.view.ask(source, part.asked)
@@ -259,6 +282,7 @@ def _section(source: Source, part: _Part, link: Callable[..., str | None]) -> tu
         "title": title,
         "is_open": part.is_open,
         "link": link,
+        "picture_url": picture_url,
     }
     return title, render("section.html" if shown.body is None else part.view.template, context)
 

@@ -205,6 +205,7 @@ def _page(
         "shown": shown,
         "editor": editor,
         "link": link,
+        "picture_url": "/samples/{}".format,
         "place": source.registry.url,
         "following": {"runs": dict(shown.live), "partial": shown.is_partial},
         "cost": cost,

@@ -102,3 +102,14 @@ def test_the_requests_of_an_operation_are_those_of_the_page_of_stores(cost: Any)
     assert sum(cost.OPEN_REGISTRY) == counted["open a registry"]
     # There the newest snapshot is five slots back; a run that nobody trains has one mark more.
     assert sum(cost.OPEN_RUN) == counted["open a run, or `holdfast ls RUN`"] + 1
+
+
+def test_the_months_of_the_page_about_deciding_add_up(cost: Any) -> None:
+    page = (ROOT / "docs" / "deciding.md").read_text()
+    rows = re.findall(r"\| ([\d,]+) GB \| ([\d,]+) \| ([\d.]+) dollars \|$", page, re.M)
+    assert len(rows) == 4
+    for size, writes, said in rows:
+        month = cost.Month(
+            puts=int(writes.replace(",", "")), byte_months=1e9 * int(size.replace(",", ""))
+        )
+        assert f"{month.cost(cost.Prices()):.{len(said.partition('.')[2])}f}" == said

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import holdfast
@@ -95,7 +96,7 @@ def test_the_journal(reg: holdfast.Registry, tmp_path: Path) -> None:
 
 def test_the_training_loop(reg: holdfast.Registry) -> None:
     """Its first block has a test of its own, beside the checkpointer's."""
-    _, notice, ranks, logging, sample = _fragments("training.md")
+    _, notice, ranks, logging, picture, sample = _fragments("training.md")
     page = _DOCS / "training.md"
     answer = SimpleNamespace(status_code=200)
     names: dict[str, Any] = {"run": reg.create_run("digits"), "METADATA_URL": "http://unasked"}
@@ -113,8 +114,12 @@ def test_the_training_loop(reg: holdfast.Registry) -> None:
         checkpointer.step(1, {"model": 1})
     assert names["run"].latest().step == 1
     run_python(page, logging, names | {"loss": 0.5, "rate": 0.1, "step": 2})
+    pixels = np.zeros((2, 3))
+    run_python(page, picture, names | {"loss": 0.4, "pixels": pixels, "step": 3})
     png = b"\x89PNG\r\n\x1a\n"
     run_python(page, sample, names | {"png": png, "step": 2})
     assert names["run"].streams["samples"].read()[0]["picture"] == png
     names["run"].close()
-    assert names["run"].streams["log"].read() == [{"loss": 0.5, "lr": 0.1, "step": 2}]
+    logged = [{"loss": 0.5, "lr": 0.1, "step": 2}, {"loss": 0.4, "step": 3}]
+    assert names["run"].streams["log"].read() == logged
+    assert set(names["run"].streams["log-samples"].read()[0]) == {"step", "digit", "said"}

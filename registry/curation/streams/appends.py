@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.registry.curation.streams.segments import (
+    MERGE_CAP,
     merge_count,
     pack_entries,
     steps,
@@ -27,6 +28,9 @@ _LIFETIME: Lifetime = "forever"
 #: Segments read at once. A reader whose segment has moved refreshes the log in threads of the same
 #: pool, so readers must never use all of them.
 _AT_ONCE = 16
+#: Segments of byte strings, such as pictures, are not merged beyond this number of entries: they
+#: are large, and who looks at them wants the newest.
+_BYTES_CAP = 16
 
 Entries = list[dict[str, Any]]
 
@@ -68,7 +72,9 @@ def plan_append(
     stream = _stream(run, name, stream_lifetime(run, name, lifetime) or _LIFETIME)
     older = stream.segments
     counts = [segment.count for segment in older] if merge else []
-    merged = _readable(writer, name, older[len(older) - merge_count(counts, len(entries)) :])
+    has_bytes = any(isinstance(value, bytes) for one in entries for value in one.values())
+    count = merge_count(counts, len(entries), cap=_BYTES_CAP if has_bytes else MERGE_CAP)
+    merged = _readable(writer, name, older[len(older) - count :])
     kept = older[: len(older) - len(merged)]
     joined = [*(entry for part in merged for entry in part), *entries]
     known = [entry["step"] for entry in joined]

@@ -251,8 +251,8 @@ class Stream:
         return f"{self._committer.log.run_id}: stream {self.name}"
 
 
-#: The stream of `run.log`.
-LOG = "log"
+#: The streams of `run.log`: of its numbers, and of its texts and pictures.
+LOG, SAMPLES = "log", "log-samples"
 
 
 def each_step_once(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

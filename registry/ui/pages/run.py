@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from holdfast.registry.curation.streams import LOG, each_step_once, read_segments
+from holdfast.registry.curation.streams import LOG, SAMPLES, each_step_once, read_segments
 from holdfast.registry.errors import BeyondLimit, IntegrityError, UnsupportedFormat
 from holdfast.registry.face import Run
 from holdfast.registry.history import (
@@ -22,7 +22,13 @@ from holdfast.registry.history import (
     parent_ref,
     step_ref,
 )
-from holdfast.registry.history.replay import CheckpointRecord, Note, RunManifest, StreamRecord
+from holdfast.registry.history.replay import (
+    CheckpointRecord,
+    Note,
+    RunManifest,
+    Segment,
+    StreamRecord,
+)
 from holdfast.registry.plots import numbers_by_key
 from holdfast.registry.saving.loop import waited_share
 from holdfast.registry.ui.charts import Chart, Curve, Mark, Point, curves
@@ -50,6 +56,8 @@ from holdfast.registry.values import number
 SEGMENTS_UNASKED = 16
 #: Maximum bytes of each of them: pictures can be large.
 SEGMENT_UNASKED_BYTES = 32 * 2**20
+#: Segments of logged texts and pictures that are read unless the user asks for all of them.
+_NEWEST = 3
 #: Maximum number of fields with a chart.
 _MOST_FIELDS = 6
 
@@ -73,11 +81,14 @@ def read_streams(run: Run, wanted: Sequence[str], pictures: Pictures) -> Iterato
     """Yield the streams of a run; only small and wanted streams are read."""
     left = SEGMENTS_UNASKED
     for record in run.manifest.streams:
-        segments = len(record.segments)
-        if record.name in wanted or segments <= left:
-            left -= segments
-            most = None if record.name in wanted else SEGMENT_UNASKED_BYTES
-            yield _read(run, record, pictures, most)
+        is_wanted = record.name in wanted
+        segments = record.segments
+        if record.name == SAMPLES and not is_wanted:
+            segments = segments[-_NEWEST:]
+        if is_wanted or len(segments) <= left:
+            left -= len(segments)
+            most = None if is_wanted else SEGMENT_UNASKED_BYTES
+            yield _read(run, record, segments, pictures, most)
         else:
             yield _shown(record)
 
@@ -104,14 +115,16 @@ def _shown(
 
 
 def _read(
-    run: Run, record: StreamRecord, pictures: Pictures, most_bytes: int | None
+    run: Run,
+    record: StreamRecord,
+    segments: Sequence[Segment],
+    pictures: Pictures,
+    most_bytes: int | None,
 ) -> StreamShown:
     writer = run.handle.committer.writer
     try:
-        entries = read_segments(
-            writer, record.name, record.segments, 0, MAX_STEP, most_bytes=most_bytes
-        )
-        if record.name == LOG:
+        entries = read_segments(writer, record.name, segments, 0, MAX_STEP, most_bytes=most_bytes)
+        if record.name in (LOG, SAMPLES):
             entries = each_step_once(entries)
     except BeyondLimit as error:
         return _shown(record, trouble=None if most_bytes else trouble_of(error))
@@ -119,7 +132,8 @@ def _read(
         return _shown(record, trouble=trouble_of(error))
     charts = tuple(_stream_charts(record.name, entries))
     samples = tuple(samples_of(entries, pictures))
-    return _shown(record, is_read=True, charts=charts, samples=samples)
+    is_read = len(segments) == len(record.segments)
+    return _shown(record, is_read=is_read, charts=charts, samples=samples)
 
 
 def _stream_charts(name: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import re
 import struct
 import zlib
@@ -11,9 +13,11 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.registry.curation.streams import kind_of
+from holdfast.registry.ui import page as report
 from holdfast.registry.ui import samples
 from holdfast.registry.ui.pages import run as run_page
-from holdfast.registry.ui.samples import Pictures, kind_of, samples_of
+from holdfast.registry.ui.samples import Pictures, samples_of
 from tests.registry.ui.conftest import Site, served
 from tests.registry.ui.kinds import EVIL
 from tests.registry.ui.test_editing import Person
@@ -118,6 +122,10 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Si
         stream.append({"step": 99, "image": png() + SVG, "text": f"{EVIL} \u202e"})
         big = reg.create_run("big").streams["samples"]
         big.append({"step": 1, "image": bytes(100_000)})
+        logs = reg.create_run("logs")
+        for step in range(9):  # in as many segments, more than are read
+            logs.log({"seen": [png(3, 2 + step)] * 9, "said": EVIL}, step=step)
+            logs.handle.ownership.logged.tick()
     with served(folder) as site:
         yield folder, site
 
@@ -125,7 +133,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Si
 def test_a_server_hands_out_pictures_that_it_has_shown(
     sampled: tuple[Path, Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, site = sampled
+    _, site = sampled
     person = Person(site)
     _, page = person.ask("GET", "/runs/night")
     shown = re.findall(r'<img src="([^"]*)"', page)
@@ -145,7 +153,37 @@ def test_a_server_hands_out_pictures_that_it_has_shown(
     monkeypatch.setattr(run_page, "SEGMENT_UNASKED_BYTES", 2000)
     assert "Read it</a>" in person.ask("GET", "/runs/big")[1]
     assert "not shown: 100,000 bytes" in person.ask("GET", "/runs/big?stream=samples")[1]
-    file = folder.parent / "report.html"
-    assert invoke("page", "night", "-r", folder, "--to", file).exit_code == 0
-    assert "a picture, which a report does not hold" in file.read_text()
-    assert "/samples/" not in file.read_text()
+
+
+def test_a_page_shows_what_was_logged_last(sampled: tuple[Path, Site]) -> None:
+    _, page = Person(sampled[1]).ask("GET", "/runs/logs")
+    assert "Stream log-samples" in page
+    named = re.findall(r'alt="seen/(\d) of step (\d)"', page)
+    assert named[:9] == [(str(at), "8") for at in range(9)]
+    assert page.count("&lt;img src=x onerror=hacked=1&gt;") == 2
+    assert len(named) + 2 == samples.SHOWN
+
+
+def test_a_report_holds_pictures_and_a_limit_of_them(
+    sampled: tuple[Path, Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = sampled
+
+    def written(*asked: object) -> str:
+        assert invoke("page", *asked, "-r", folder).exit_code == 0
+        return (folder.parent / "made" / "run-night.html").read_text()
+
+    page = written("--site", folder.parent / "made")
+    data = base64.b64encode(png() + SVG).decode()
+    assert re.findall(r'<img src="([^"]*)"', page) == [f"data:image/png;base64,{data}"]
+    assert page.count("not shown: ") == len(HOSTILE)
+    assert "<script>hacked" not in page
+    (policy,) = re.findall(r'Security-Policy" content="([^"]*)"', page)
+    assert {"default-src 'none'", "img-src data: blob:"} < set(html.unescape(policy).split("; "))
+    file = folder.parent / "made" / "run-night.html"
+    monkeypatch.setattr(report, "_PICTURES", 2 * len(data))
+    page = written("night", "logs", "--to", file, "--force")
+    assert "a picture, for which this report has no room" in page
+    held = re.findall(r'<img src="(data:[^"]*)"', page)  # small ones of the other run
+    assert 0 < len("".join(held)) <= len(data)
+    assert data not in page

@@ -553,7 +553,7 @@ def test_segments_stay_few(long_history):
 
 def test_many_segments_are_read_in_batches(run, loss, monkeypatch):
     monkeypatch.setattr(stream_appends, "_AT_ONCE", 2)
-    monkeypatch.setattr(stream_appends, "merge_count", lambda counts, new: 0)
+    monkeypatch.setattr(stream_appends, "merge_count", lambda counts, new, cap: 0)
     for i in range(7):
         loss.append(entries(i, i + 1))
     assert len(run.manifest.stream("loss").segments) == 7

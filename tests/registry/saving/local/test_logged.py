@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import logging
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
+import torch
 
 import holdfast
 from holdfast.backends import Backend, StoreUnavailable
@@ -24,6 +28,11 @@ from tests.registry.saving.local.test_outages import Breakable
 from tests.support.faults import Gate
 from tests.support.states import small_state
 from tests.support.stores import Open
+
+#: One grey pixel.
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81ytgAAAABJRU5ErkJggg=="
+)
 
 
 @pytest.fixture
@@ -159,8 +168,8 @@ def test_what_is_wrong_is_counted_and_warned_of_and_never_raised(
     )
     monkeypatch.setattr(logged, "_MOST", 3)
     with caplog.at_level(logging.WARNING, "holdfast"):
-        run.log({"loss": "low"}, step=1)  # type: ignore[dict-item, unused-ignore]
-        run.log({"loss": "low"}, step=2)  # type: ignore[dict-item, unused-ignore]
+        run.log({"loss": None}, step=1)
+        run.log({"loss": None}, step=2)
         run.log({"loss": 1}, step=-1)
         run.log({"step": 1}, step=1)
         log(declares, 1)
@@ -177,6 +186,112 @@ def test_what_is_wrong_is_counted_and_warned_of_and_never_raised(
     ]
     with pytest.raises(InvalidInput):
         declares.streams["log"].read()
+
+
+class Drawing:
+    """Stands for an image of Pillow, or for a figure of matplotlib."""
+
+    def __init__(self, how: str, data: bytes = PNG) -> None:
+        self.data = data
+        setattr(self, how, self.write)
+
+    def write(self, into: IO[bytes], *kind: str, **options: str) -> None:
+        assert (kind, options) in ((("PNG",), {}), ((), {"format": "png"}))
+        into.write(self.data)
+
+
+def samples(run: Run) -> list[dict[str, Any]]:
+    return run.streams["log-samples"].read()
+
+
+def test_texts_and_pictures_come_with_the_save_or_alone(
+    reg: Registry, run: Run, store: Breakable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.log({"loss": 1.0, "said": "a 7", "seen": [PNG, Drawing("save")]}, step=1)
+    run.log({"seen": Drawing("savefig")}, step=2)
+    first = {"step": 1, "said": "a 7", "seen/0": PNG, "seen/1": PNG}
+    run.save(state(1), step=1)
+    assert (samples(run), steps(run), run.manifest.commits) == ([first], [1], 2)
+    log(run, 3)
+    store.fails = "after"
+    for _ in range(3):
+        alone(run)
+    store.fails = ""
+    alone(run)
+    assert (samples(run), steps(run)) == ([first, {"step": 2, "seen": PNG}], [1, 3])
+    assert run.history.logged() == [{"step": 1, "loss": 1.0}, {"step": 3, "loss": 3.0}]
+    monkeypatch.setattr(logged, "_MOST_BYTES", 2 * len(PNG))
+    for step in range(4, 9):
+        run.log({"seen": PNG}, step=step)
+    store.fails = "before"
+    with pytest.raises(StoreUnavailable):
+        run.save(state(8), step=8)
+    store.fails = ""
+    run.save(state(9), step=9)
+    assert ([one["step"] for one in samples(run)], lost(run)) == ([1, 2, 7, 8], 3)
+    again = reg.run("run")
+    again.restore(again.checkpoints()[0])
+    again.save(state(2), step=2)
+    assert samples(again) == [first]
+
+
+def decoded(data: bytes) -> Any:
+    """Return the pixels of a PNG without filters."""
+    size, colour = struct.unpack_from(">II", data, 16), data[25]
+    length = struct.unpack_from(">I", data, 33)[0]
+    rows = np.frombuffer(zlib.decompress(data[41 : 41 + length]), np.uint8)
+    width, height = size
+    assert rows.size == height * (1 + width * {0: 1, 4: 2, 2: 3, 6: 4}[colour])
+    return rows.reshape(height, -1)[:, 1:].reshape(height, width, -1)
+
+
+def test_arrays_and_tensors_are_pictures(run: Run) -> None:
+    pixels = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4) * 10
+    floats = np.array([[0.0, 0.5, 1.0], [-1.0, 2.0, np.nan]])
+    values = {"four": pixels, "three": pixels[:, :, :3], "two": pixels[:, :, 0], "floats": floats}
+    tensor = torch.tensor(pixels[:, :, :3]).permute(2, 0, 1)
+    run.log(
+        {**values, "tensor": tensor, "half": tensor.bfloat16() / 256, "flag": floats > 0}, step=1
+    )
+    run.log({"one": np.float32(1), "two": torch.ones(1, 1)}, step=1)  # numbers
+    alone(run)
+    found = {name: decoded(data) for name, data in samples(run)[0].items() if name != "step"}
+    for name in ("four", "three", "two"):
+        assert found[name].tolist() == values[name].reshape(2, 3, -1).tolist()
+    assert found["floats"][..., 0].tolist() == [[0, 128, 255], [0, 255, 0]]
+    assert found["flag"][..., 0].tolist() == [[0, 255, 255], [0, 255, 0]]
+    assert found["tensor"].tolist() == pixels[:, :, :3].tolist()
+    assert found["half"].tolist() == np.rint(pixels[:, :, :3] * (255 / 256)).tolist()
+    assert run.history.logged() == [{"step": 1, "one": 1.0, "two": 1.0}]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"<svg onload=hacked=1></svg>", PNG[:20], np.zeros((2, 3, 5)), np.zeros(3), [0.5], [[PNG]],
+        np.broadcast_to(np.uint8(0), (2**13, 2**13)), PNG + bytes(8 * 2**20), "x" * (2**23 + 1),
+        "\ud800", Drawing("save", b"no picture"), Drawing("savefig", None), object(),
+    ],
+    ids=range(13),
+)  # fmt: skip
+def test_what_is_no_picture_is_lost_with_its_call(
+    run: Run, value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        run.log({"loss": 1.0, "seen": value}, step=1)
+    run.log({"seen": PNG}, step=2)
+    alone(run)
+    assert (samples(run), steps(run)) == ([{"step": 2, "seen": PNG, "lost": 1}], [])
+    assert len(caplog.records) == 1
+
+
+def test_segments_of_pictures_stay_small(run: Run) -> None:
+    stream = run.streams["seen"]
+    for step in range(40):
+        stream.append({"step": step, "seen": PNG})
+    (record,) = run.manifest.streams
+    assert [one.count for one in record.segments] == [32, 8]
+    assert [one["step"] for one in stream.read()] == list(range(40))
 
 
 def test_a_step_that_is_logged_again_after_a_crash_is_there_once(reg: Registry, run: Run) -> None:
