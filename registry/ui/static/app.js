@@ -127,7 +127,7 @@
       };
     });
     const notes = axes.flatMap((field, index) => [
-      { x: index, y: 1.16, text: safe(field.label.length > 18 ? field.label.slice(0, 17) + "…" : field.label), showarrow: false, xanchor: index === 0 ? "left" : index === axes.length - 1 ? "right" : "center", font: { color: variable("--ink") } },
+      { x: index, y: index % 2 && innerWidth < 720 ? 1.08 : 1.17, text: safe(field.label.length > 18 ? field.label.slice(0, 17) + "…" : field.label), showarrow: false, xanchor: index === 0 ? "left" : index === axes.length - 1 ? "right" : "center", font: { color: variable("--ink") } },
       ...scales[index].ends.map(([share, text]) => ({ x: index, y: share, text: safe(short(text)), showarrow: false, xanchor: index === axes.length - 1 ? "right" : "left", xshift: index === axes.length - 1 ? -6 : 6, bgcolor: variable("--paper"), opacity: 0.85 })),
     ]);
     return { data, layout: {
