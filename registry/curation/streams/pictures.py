@@ -17,7 +17,7 @@ from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
 
 #: Limits of a picture: bytes, and pixels, which a browser needs memory for.
-MOST_BYTES, MOST_PIXELS = 8 * 2**20, 2**24
+_MOST_BYTES, _MOST_PIXELS = 8 * 2**20, 2**24
 _SOF = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 #: The colour types of PNG, by channels: grey, grey and alpha, RGB, RGB and alpha.
 _COLOURS = {1: 0, 2: 4, 3: 2, 4: 6}
@@ -49,7 +49,7 @@ def _sample(name: str, value: Any) -> str | bytes:
     """Return a text, or the bytes of the file of a picture; refuse what no page would show."""
     data = value if isinstance(value, str) else _file_of(value)
     if isinstance(data, str):
-        kind, problem = "text", "" if len(data) <= MOST_BYTES else f"{len(data):,} characters"
+        kind, problem = "text", "" if len(data) <= _MOST_BYTES else f"{len(data):,} characters"
     else:
         kind, problem = kind_of(data)
     if not kind or problem:
@@ -81,10 +81,10 @@ def _png(pixels: Any) -> bytes:
         pixels = (pixels.float() if pixels.is_floating_point() else pixels).numpy()
         pixels = np.moveaxis(pixels, 0, -1) if pixels.ndim == 3 else pixels
     shape = pixels.shape if pixels.ndim == 3 else (*pixels.shape, 1)
-    if len(shape) != 3 or shape[2] not in _COLOURS or not 0 < shape[0] * shape[1] <= MOST_PIXELS:
+    if len(shape) != 3 or shape[2] not in _COLOURS or not 0 < shape[0] * shape[1] <= _MOST_PIXELS:
         raise InvalidInput(
             "an array of this shape is no picture",
-            expected=f"height x width (x 1 to 4 channels), at most {MOST_PIXELS:,} pixels",
+            expected=f"height x width (x 1 to 4 channels), at most {_MOST_PIXELS:,} pixels",
             found=" x ".join(map(str, pixels.shape)),
         )
     if pixels.dtype.kind in "bf":
@@ -111,8 +111,8 @@ def kind_of(data: bytes) -> tuple[str, str]:
         return "", f"{len(data):,} bytes: the header of the picture is damaged"
     if not kind:
         return "", f"{len(data):,} bytes: no PNG, JPEG or WebP of a single picture"
-    if not 0 < width * height <= MOST_PIXELS or len(data) > MOST_BYTES:
-        most = f"at most {MOST_PIXELS:,} pixels and {MOST_BYTES:,} bytes are shown"
+    if not 0 < width * height <= _MOST_PIXELS or len(data) > _MOST_BYTES:
+        most = f"at most {_MOST_PIXELS:,} pixels and {_MOST_BYTES:,} bytes are shown"
         return "", f"{width:,} x {height:,} pixels in {len(data):,} bytes: {most}"
     return kind, ""
 
