@@ -138,8 +138,6 @@ class StepLog:
         self, values: Mapping[str, object], step: int, *, system: bool
     ) -> dict[str, dict[str, Any]]:
         """Return the entries of a call, by their streams."""
-        if not isinstance(values, Mapping):
-            check_metrics(values)  # raises
         if "step" in values:
             raise InvalidInput("`step` is the name of the step, not of a number")
         numbers, samples = split_samples(values)
@@ -282,7 +280,8 @@ class StepLog:
 
     def _drop(self) -> int:
         with self._lock:
-            every = [*self._take().values(), *(entries for _, entries in self._attempts)]
+            every: list[Sequence[object]] = [*self._take().values()]
+            every += [entries for _, entries in self._attempts]
             every += [entries for one in self._taken for entries in one.streams.values()]
             self._taken, self._attempts = [], []
         return sum(map(len, every))
