@@ -26,7 +26,9 @@ PASSING, ANY = ("busy", "lost"), ("busy", "lost", "short", "wrong")
     [
         ("s3", ["sglang"], 6, 3, 3),
         pytest.param("folder", MANY, 400, 60, 2000, marks=pytest.mark.soak),
-        pytest.param("s3", MANY, 400, 60, 2000, marks=pytest.mark.soak),
+        pytest.param(
+            *("s3", MANY, 400, 60, 2000), marks=(pytest.mark.soak, pytest.mark.timeout(3600))
+        ),
     ],
 )
 def test_no_engine_has_a_wrong_version_whoever_is_killed(
