@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import get_args
 
@@ -25,6 +26,7 @@ from holdfast.registry.hub.engines import (
     FollowedVersion,
     Notify,
     Requests,
+    WeightFolders,
     key_of,
 )
 from holdfast.registry.loading import Checkpoint
@@ -86,8 +88,9 @@ def follow(
     run: options.Run,
     address: Address,
     into: Path = option("--into", "DIR", "A folder on the host of the engines.", default=...),
-    notify: str = option(
-        "--notify", "sglang|vllm|COMMAND", "Engines, or a command to run.", default=...
+    notify: str | None = option("--notify", "sglang|vllm|COMMAND", "Engines, or a command to run."),
+    publish: Path | None = option(
+        "--publish", "DIR", "A shared folder for engines that pull: in place of an engine."
     ),
     url: list[str] | None = option("--url", "URL", "An engine; repeatable."),
     best: bool = flag("--best", "Follow the best checkpoint, not the newest."),
@@ -115,23 +118,28 @@ def follow(
     {folder}, {ref}, {id}, {run}, {step} and {phase} stand for the version. It is run without a
     shell. DIR/status.json says what each engine has confirmed.
     """
-    told: Notify = notify
-    if notify not in ("sglang", "vllm"):
-        told = _program(_split(notify, "--notify", names=_NAMES), address)
+    is_engine = notify in ("sglang", "vllm")
+    if (publish is None and notify is None) or (publish is not None and is_engine):
+        raise typer.BadParameter("--notify, or --publish, which goes with a command alone")
     if requests not in get_args(Requests):
         raise typer.BadParameter(f"--requests {requests!r}: wait, pause or abort")
+    call = None
+    if notify is not None and not is_engine:
+        call = _program(_split(notify, "--notify", names=_NAMES), address)
+    told: AbstractContextManager[Notify] = nullcontext(call or notify or "")
     with (
+        told if publish is None else WeightFolders(publish, call) as to,
         opened_at(address, read_only=not report) as opened,
         EngineFollower(
             opened.run(run),
             into,
-            notify=told,
+            notify=to,
             urls=url or (),
             best=best,
             phase=phase,
             backwards=backwards,
             requests=requests,  # type: ignore[arg-type]  # checked just before
-            key=None if callable(told) else key_of(key_file),
+            key=None if callable(to) else key_of(key_file),
             report=report,
             poll_s=poll,
             follow=not once,

@@ -5,6 +5,6 @@ docs/engines.md in the source tree describes it; `holdfast follow` is the same a
 
 from __future__ import annotations
 
-from holdfast.registry.hub.engines import EngineFollower, FollowedVersion
+from holdfast.registry.hub.engines import EngineFollower, FollowedVersion, WeightFolders
 
-__all__ = ["EngineFollower", "FollowedVersion"]
+__all__ = ["EngineFollower", "FollowedVersion", "WeightFolders"]

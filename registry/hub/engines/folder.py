@@ -40,6 +40,7 @@ from holdfast.registry.values import Digest, Field, Record
 MARKER = "holdfast.json"
 _VERSIONS, _CURRENT, _LOCK, _NEW = "versions", "current", ".lock", ".new"
 _NAME = re.compile(r"\d{8,16}-[0-9a-f]{12}-[0-9a-f]{8}")
+_OURS = re.compile(r"versions|current|\.lock|\.new|\.new\.json|status\.json")
 _MOST_BYTES = 2**20  # of a file of ours that is read back
 #: Bytes that are read together: their chunks are fetched at once.
 _PART_BYTES = 32 * 2**20
@@ -130,21 +131,12 @@ class HostFolder:
         self._store, self._run_id, self._root = store, run_id, root.absolute()
         self._here, self._is_known = Here(), False
         self.moved_bytes, self._status = 0, b""
-        _check(root)
+        self._lock = lock_folder(root, _OURS)
         try:
-            (root / _VERSIONS).mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            fail(error, root, 0)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.current = self._found()
             shutil.rmtree(root / _VERSIONS / _NEW, ignore_errors=True)
-        except BaseException as error:
+        except BaseException:
             os.close(self._lock)
-            if isinstance(error, BlockingIOError):
-                hint = "One follower can tell several engines."
-                raise Conflict("another follower has this folder", where=root, hint=hint) from error
             raise
 
     def close(self) -> None:
@@ -236,8 +228,7 @@ class HostFolder:
         strange = Conflict("not a folder of this follower", where=link, expected=expected)
         try:
             folder = self._root / link.readlink()
-            with (folder / MARKER).open("rb") as file:
-                found = FollowedVersion.of(json.loads(file.read(_MOST_BYTES)))
+            found = read_version(folder)
         except (OSError, ValueError, RecursionError) as error:
             raise strange from error
         is_ours = _NAME.fullmatch(folder.name) and folder.parent.name == _VERSIONS
@@ -260,14 +251,34 @@ def places(files: Mapping[str, Joined], folder: Path) -> Iterator[tuple[Digest, 
                 at += size
 
 
-def _check(root: Path) -> None:
-    """Refuse a folder in which another program keeps something."""
-    ours = {_VERSIONS, _CURRENT, _LOCK, _NEW, f"{_NEW}.json", "status.json"}
+def read_version(folder: Path) -> FollowedVersion:
+    """Return the version that a folder says it has.
+
+    Raises:
+        OSError, ValueError, RecursionError: It does not say so.
+    """
+    with (folder / MARKER).open("rb") as file:
+        return FollowedVersion.of(json.loads(file.read(_MOST_BYTES)))
+
+
+def lock_folder(root: Path, ours: re.Pattern[str]) -> int:
+    """Make a folder and lock it; refuse one in which another program keeps something."""
     try:
-        others = sorted({one.name for one in root.iterdir()} - ours) if root.exists() else []
-    except OSError as error:
+        root.mkdir(parents=True, exist_ok=True)
+        others = sorted(one.name for one in root.iterdir() if not ours.fullmatch(one.name))
+        lock = -1 if others else os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except (FileExistsError, NotADirectoryError) as error:
         raise InvalidInput("not a folder", where=root, found=error) from error
+    except OSError as error:
+        fail(error, root, 0)
     if others:
         hint = "Choose an empty folder, or that of an earlier follower."
         found = ", ".join(others[:5])
         raise InvalidInput("the folder has other files", where=root, found=found, hint=hint)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        hint = "One follower can tell several engines."
+        raise Conflict("another follower has this folder", where=root, hint=hint) from error
+    return lock

@@ -29,6 +29,7 @@ from holdfast.registry.face import Run
 from holdfast.registry.history import check_phase, format_time
 from holdfast.registry.history.replay import CheckpointRecord
 from holdfast.registry.hub.engines.folder import FollowedVersion, HostFolder
+from holdfast.registry.hub.engines.publishing import WeightFolders
 from holdfast.registry.hub.engines.telling import Engine, Notify, Requests, engines_at
 from holdfast.registry.hub.views import ViewOptions, check_weights, view_of
 from holdfast.registry.loading import Checkpoint
@@ -116,7 +117,8 @@ class EngineFollower:
         self._recent = RecentChunks(RECENT_BYTES)
         self._skipped: int | None = None
         self._error, self._over = "", False
-        self._is_call = callable(notify)  # an engine would load an adapter as the model
+        # An engine would load an adapter as the model.
+        self._is_call = callable(notify) and not isinstance(notify, WeightFolders)
         engines = engines_at(notify, urls, key, requests, answer_s)
         self._folder = HostFolder(self._store, run.id, Path(into))
         self._changed = threading.Condition()

@@ -44,6 +44,23 @@ def test_a_program_is_told_of_the_newest_version(call: Call, policy: str, tmp_pa
     assert result.stderr.splitlines()[-1] == "every engine has policy/main/step00000002"
 
 
+def test_a_version_is_published_before_the_command_runs(
+    call: Call, policy: str, tmp_path: Path
+) -> None:
+    del policy
+    shared = tmp_path / "shared"
+    words = ["follow", "policy", "--into", tmp_path / "models", "--once"]
+    assert "--publish" in call(*words, status=2).stderr
+    words += ["--publish", shared]
+    assert "a command" in call(*words, "--notify", "vllm", status=2).stderr
+    call(*words, "--notify", f"cp {shared}/latest {tmp_path}/told")
+    newest = shared / (tmp_path / "told").read_text()
+    there = sorted(path.name for path in newest.iterdir())
+    assert there == [".holdfast", "model.safetensors"]
+    assert call(*words).stderr.endswith("every engine has policy/main/step00000002\n")
+    assert [path.name for path in shared.glob("weight_v*")] == [newest.name]
+
+
 def test_what_cannot_be_told_is_refused(
     call: Call, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

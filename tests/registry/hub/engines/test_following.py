@@ -493,4 +493,4 @@ def test_a_call_instead_of_an_engine_is_repeated_until_it_succeeds(
 
 
 def test_the_public_names_are_these() -> None:
-    assert holdfast.engines.__all__ == ["EngineFollower", "FollowedVersion"]
+    assert holdfast.engines.__all__ == ["EngineFollower", "FollowedVersion", "WeightFolders"]

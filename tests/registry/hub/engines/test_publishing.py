@@ -1,0 +1,250 @@
+"""Folders of weights: an engine that pulls has each version, whole, from wherever it starts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast.engines import FollowedVersion, WeightFolders
+from holdfast.errors import Conflict, IncompatibleState, InvalidInput
+from holdfast.registry.face import Run
+from holdfast.registry.formats import put_file
+from holdfast.registry.hub.engines import publishing
+from tests.registry.hub.engines import lives
+from tests.registry.hub.engines.conftest import Follow
+from tests.registry.hub.engines.fakes import hash_of
+from tests.registry.hub.engines.pulling import metadata
+from tests.registry.hub.engines.pulling import pull as by_the_rules
+from tests.registry.hub.engines.test_following import confirm
+from tests.support.faults import Died
+
+Pull = Callable[[Path, Path, int], None]
+
+
+def sglangs_own() -> Pull:
+    """Return the reader of SGLang, without its package, which needs a GPU's libraries."""
+    found = PathFinder.find_spec("sglang")
+    places = (found and found.submodule_search_locations) or ()
+    for place in places:
+        path = Path(place, "srt", "weight_sync", "local_checkpoint.py")
+        if path.exists():
+            spec = spec_from_file_location("local_checkpoint", path)
+            assert spec is not None
+            assert spec.loader is not None
+            module: Any = module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return lambda local, source, target: module.pull(
+                str(local), "/none", str(source), target
+            )
+    pytest.skip("not installed: an SGLang with /pull_weights")
+
+
+@pytest.fixture(params=["rules", "sglang"])
+def pull(request: pytest.FixtureRequest) -> Pull:
+    return by_the_rules if request.param == "rules" else sglangs_own()
+
+
+def version(root: Path, step: int, n: int = 0, run: str = "llm", **more: Any) -> FollowedVersion:
+    """Write the folder of a version, as a follower does."""
+    folder = root / f"{step}"
+    folder.mkdir()
+    tensors = {**lives.weights(step), **more}
+    for number in (0, 1):
+        some = {one: tensors[one] for one in sorted(tensors)[number::2]}
+        file = folder / f"model-{number}.safetensors"
+        holdfast.formats.write(file, {"model": some}, {"format": "pt"})
+    (folder / "config.json").write_text('{"model_type": "none"}')
+    (folder / "README.md").write_text(f"step {step}")
+    id_ = f"{step:064x}"
+    made = FollowedVersion(
+        folder=str(folder), run=run, ref=f"llm/main/step{step}", id=id_,
+        phase="main", step=step, n=n or step,
+    )  # fmt: skip
+    (folder / "holdfast.json").write_text(json.dumps(made.to_json()))
+    return made
+
+
+def numbers(source: Path) -> list[int]:
+    """Return the numbers of the folders that are there."""
+    assert {path.name for path in source.iterdir()} >= {".lock", "latest"}
+    return sorted(int(path.name.removeprefix("weight_v")) for path in source.glob("weight_v*"))
+
+
+def newest(source: Path) -> int:
+    number = int((source / "latest").read_text().removeprefix("weight_v"))
+    assert number == numbers(source)[-1]
+    return number
+
+
+def is_whole(source: Path, number: int) -> bool:
+    return "delta_encoding" not in metadata(source / f"weight_v{number:06d}")
+
+
+def test_an_engine_that_pulls_has_each_version(tmp_path: Path, pull: Pull) -> None:
+    source, wide = tmp_path / "shared", np.ones(7, np.float32)
+    local, sleepy = tmp_path / "local", tmp_path / "sleepy"
+    kinds = []
+    with WeightFolders(source) as folders:
+        for step in range(1, 10):
+            # From step 6 there is one more tensor; at step 8 much changes.
+            more: dict[str, Any] = {"wide": wide} if step >= 6 else {}
+            if step >= 8:
+                more |= {"layers.0.weight": np.full((64, 64), 1 / step, np.float32)}
+                more |= {"layers.1.weight": np.full((64, 64), 2 / step, np.float32)}
+            made = version(tmp_path, step, n=2 * step, **more)
+            folders(made)
+            folders(made)  # tried again
+            pull(local, source, newest(source))
+            assert hash_of(str(local)) == hash_of(made.folder)
+            kinds.append(is_whole(source, newest(source)))
+            late = tmp_path / f"late{step}"
+            pull(late, source, newest(source))
+            assert hash_of(str(late)) == hash_of(made.folder)
+            if step in (3, 9):  # between them versions came and went
+                pull(sleepy, source, newest(source))
+                assert hash_of(str(sleepy)) == hash_of(made.folder)
+    assert [step for step, one in enumerate(kinds, start=1) if one] == [1, 6, 8, 9]
+    assert numbers(source) == [16, 18]  # whole ones have at least the number of the commit
+    assert not (local / "README.md").exists()
+    assert (local / "config.json").exists()
+
+
+def test_a_small_change_is_small_and_old_folders_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, kinds, sizes = tmp_path / "shared", [], []
+    for step in range(1, 21):
+        if step == 14:
+            monkeypatch.setattr(publishing, "_MOST_DELTAS", 2)
+        with WeightFolders(source) as folders:  # each time another process
+            folders(version(tmp_path, step))
+        last = source / (source / "latest").read_text()
+        about = json.loads((last / ".holdfast/version.json").read_text())
+        kinds.append(about["is_whole"])
+        sizes.append(sum(path.stat().st_size for path in last.glob("*") if path.is_file()))
+        assert sizes[-1] == about["size_bytes"]
+        assert about["is_whole"] == is_whole(source, step)
+    wholes = [number for number, one in enumerate(kinds, start=1) if one]
+    assert (
+        min(sizes[number - 1] for number in wholes)
+        > 64 * 64 * 4 * 4
+        > 8 * max(size for size, one in zip(sizes, kinds, strict=True) if not one)
+    )
+    # The deltas after a whole version are no larger than that, and later no more than two.
+    assert wholes == [1, second := wholes[1], 15, 18]
+    assert sum(sizes[1 : second - 1]) <= sizes[0] < sum(sizes[1:second])
+    assert numbers(source) == [*range(15, 21)]
+
+
+def test_a_follower_publishes_and_goes_on_after_a_restart(
+    run: Run, follow: Follow, tmp_path: Path
+) -> None:
+    source, local, steps = tmp_path / "shared", tmp_path / "local", itertools.count(1)
+    for _ in range(2):
+        with WeightFolders(source) as folders:
+            follower = follow([], notify=folders)
+            for step in itertools.islice(steps, 2):
+                run.save({"model": lives.weights(step)}, step=step)
+                follower.poll()
+                confirm(follower)
+                by_the_rules(local, source, newest(source))
+                assert hash_of(str(local)) == lives.hash_at(step)
+            follower.close()
+    assert [is_whole(source, one) for one in numbers(source)] == [True, False, False, False]
+
+
+def test_an_adapter_alone_is_not_published(run: Run, follow: Follow, tmp_path: Path) -> None:
+    run.save({"adapter": {"a": np.ones((2, 3), np.float32)}}, step=1)
+    with WeightFolders(tmp_path / "shared") as folders:
+        follower = follow([], notify=folders)
+        with pytest.raises(IncompatibleState, match="no model"):
+            follower.poll()
+        follower.close()
+
+
+def test_whoever_is_killed_leaves_whole_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The publisher dies before each of its writes, the reader before each tensor."""
+    source, local = tmp_path / "shared", tmp_path / "local"
+    left = [0]
+
+    def dying(*given: Any) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Died
+        return put_file(*given)
+
+    monkeypatch.setattr(publishing, "put_file", dying)
+    deaths = 0
+    for step in range(1, 4):
+        made = version(tmp_path, step)
+        for most in itertools.count():
+            left[0] = most
+            try:
+                with WeightFolders(source) as folders:
+                    folders(made)
+                break
+            except Died:
+                deaths += 1
+            if step > 1:
+                by_the_rules(local, source, newest(source))
+                assert hash_of(str(local)) == lives.hash_at(step - 1)
+        for most in itertools.count():
+            left[0] = most
+
+            def each(name: str) -> None:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise Died
+
+            try:
+                by_the_rules(local, source, newest(source), each)
+                break
+            except Died:
+                deaths += 1
+        assert hash_of(str(local)) == lives.hash_at(step)
+    assert deaths > 15
+    assert not [*source.glob(".new*")]
+
+
+def test_a_folder_that_is_gone_or_changed_makes_a_whole_version(tmp_path: Path) -> None:
+    source, kinds, other = tmp_path / "shared", [], version(tmp_path, 9)
+    with WeightFolders(source) as folders:
+        for step in (1, 2, 3, 4):
+            made = version(tmp_path, step)
+            folders(made)
+            kinds.append(is_whole(source, newest(source)))
+            if step == 1:
+                shutil.rmtree(tmp_path / "1")
+            elif step == 2:
+                shutil.copy(other.folder + "/holdfast.json", made.folder)
+    assert kinds == [True, True, True, False]
+
+
+def test_what_is_not_a_folder_of_weights_is_refused(tmp_path: Path) -> None:
+    source, made = tmp_path / "shared", version(tmp_path, 1)
+    with WeightFolders(source) as folders:
+        folders(made)
+        with pytest.raises(Conflict, match="another follower"):
+            WeightFolders(source)
+        with pytest.raises(Conflict, match="another run"):
+            folders(version(tmp_path, 2, run="other"))
+    (source / "weight_v000002").mkdir()
+    with pytest.raises(Conflict, match="not a folder of a follower"):
+        WeightFolders(source)
+    (source / "mine.txt").touch()
+    with pytest.raises(InvalidInput, match=r"mine\.txt"):
+        WeightFolders(source)
+    with pytest.raises(InvalidInput, match="not a folder"):
+        WeightFolders(source / "mine.txt")
