@@ -128,10 +128,14 @@ def test_it_reads_every_golden_registry(name: str, tmp_path: Path) -> None:
     assert set(IDS.get(name, [])) <= set(found.values())
     assert outside(folder, "verify").startswith("ok: ")
     registry = holdfast.open(folder, read_only=True)
-    for digest in set(found.values()):
+    reader = inside()
+    for number, digest in enumerate(sorted(set(found.values()))):
         ref = next(ref for ref, one in found.items() if one == digest)
         at = tmp_path / digest[:12]
-        outside(folder, "extract", ref, at)
+        if number == 0:  # one process shows that nothing else is needed
+            outside(folder, "extract", ref, at)
+        else:
+            assert reader.main([str(folder), "extract", ref, str(at)]) == 0
         described = json.loads((at / "state.json").read_text())
         stored = registry.stored(ref)
         assert described["id"] == digest == stored.digest.hex()

@@ -14,7 +14,7 @@ from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.dtypes import ITEM_SIZES
 
 #: By how much the numbers of examples in the tests are multiplied; `scripts/soak` tries far more.
-_TIMES = float(os.environ.get("HOLDFAST_EXAMPLES", "0.5"))
+_TIMES = float(os.environ.get("HOLDFAST_EXAMPLES", "0.3"))
 
 
 def examples(number: int, **more: Any) -> settings:

@@ -62,7 +62,7 @@ def place(fresh: Callable[[], str]) -> Place:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave the long lives in a bucket to a soak; in every run they are lived in a folder."""
     for item in items:
-        long = ("/test_hydra", "/test_andrea", "/test_cobre", "/test_thalia")
+        long = ("/test_hydra", "/test_andrea", "/test_cobre", "/test_thalia", "publisher_that")
         named = any(one in item.nodeid for one in long) and getattr(item, "callspec", None)
         if named and named.params.get("fresh") == "s3":
             item.add_marker(pytest.mark.soak)

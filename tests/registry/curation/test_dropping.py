@@ -326,7 +326,8 @@ def test_a_run_comes_back_from_a_folder_and_from_itself_before_a_collection(tmp_
         check_back(reg, count=4)
 
 
-def test_a_death_at_any_call_of_an_undrop_from_a_mirror_leaves_a_freed_or_a_whole_run():
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_death_at_any_call_of_an_undrop_from_a_mirror_leaves_a_freed_or_a_whole_run(every):
     template, other = new_backend(), new_backend()
     with open_on(template) as reg, open_on(other) as mirror:
         run = several(reg)
@@ -341,7 +342,7 @@ def test_a_death_at_any_call_of_an_undrop_from_a_mirror_leaves_a_freed_or_a_whol
     counting = Faulty(template.copy(), [], count_reads=True)
     act(counting)
     left = set()
-    for at, after in itertools.product(range(counting.calls), (False, True)):
+    for at, after in itertools.product(range(0, counting.calls, every), (False, True)):
         store = template.copy()
         with suppress(InjectedCrash):
             act(Faulty(store, [Fault(at, after=after)], count_reads=True))

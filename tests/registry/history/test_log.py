@@ -362,11 +362,12 @@ def test_a_listed_slot_that_is_absent_is_malformed(run_log, backend, store_on):
         reopened(store_on, Ghosts(backend))
 
 
-def test_every_flipped_bit_of_a_slot_is_noticed(run_log, backend, store_on):
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.soak)])
+def test_every_flipped_bit_of_a_slot_is_noticed(run_log, backend, store_on, every):
     grow(run_log, 2)
     key = slot_key("r", 1)
     original = backend.get(key)
-    for bit in range(0, len(original) * 8, 7):
+    for bit in range(0, len(original) * 8, 7 * every):
         flip(backend, key, bit)
         with pytest.raises((Damaged, Malformed, UnsupportedFormat), match=key):
             reopened(store_on, backend)

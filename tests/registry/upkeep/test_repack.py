@@ -352,13 +352,15 @@ def test_a_crash_at_any_write_costs_nothing(world):
     assert len(points) >= 7  # two packs, three placements, two slots
 
 
-@pytest.mark.parametrize("reads", [False, True])
-def test_no_answer_at_any_call_costs_nothing(world, reads):
+@pytest.mark.parametrize(
+    ("reads", "every"), [(False, 1), (True, 3), pytest.param(True, 1, marks=pytest.mark.soak)]
+)
+def test_no_answer_at_any_call_costs_nothing(world, reads, every):
     backend = world.copy()
     points = attempt(Faulty(backend, count_reads=reads))
     clean = settled(backend, loads)
     calls = 0
-    for at in points:
+    for at in points[::every]:
         backend = world.copy()
         # Of a read it is all the same whether the store did it; a write may have happened.
         fault = Fault(at, after=not reads, error=StoreUnavailable("no answer", where="test"))

@@ -921,12 +921,24 @@ def test_what_is_placed_meanwhile_and_let_go_then_is_nobodys_loss(run, backend, 
     assert (report.checkpoints, report.placed_meanwhile, report.packs_in_vain) == (0, 1, 1)
 
 
+_MOVES = {
+    "repacked": ({}, False),
+    "collected": ({}, True),
+    "lz4": ({"compression": "lz4"}, True),
+    "none": ({"compression": "none"}, True),
+}
+
+
 @pytest.mark.parametrize(
-    ("options", "collects"),
-    [({}, False), ({}, True), ({"compression": "lz4"}, True), ({"compression": "none"}, True)],
-    ids=["repacked", "collected", "lz4", "none"],
+    ("at", "options", "collects"),
+    [
+        pytest.param(
+            at, *move, id=f"{at}-{name}", marks=pytest.mark.soak if (row + column) % 2 else ()
+        )
+        for row, at in enumerate(["packs/", "placements/", "runs/run/log/"])
+        for column, (name, move) in enumerate(_MOVES.items())
+    ],
 )
-@pytest.mark.parametrize("at", ["packs/", "placements/", "runs/run/log/"])
 def test_a_trainer_that_saves_deltas_goes_on(backend, open_registry, at, collects, options):
     """The base of its next state moves during the save."""
     hooked = Hooked(backend)

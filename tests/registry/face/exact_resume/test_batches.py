@@ -149,7 +149,9 @@ def train(name: str, state: Any = None) -> tuple[torch.Tensor, list[float], dict
 
     def dump() -> Any:
         parts = {"model": model, "optimizer": optimizer, "batches": batches}
-        return copy.deepcopy({key: one.state_dict() for key, one in parts.items()} | {"step": step})
+        found = {key: one.state_dict() for key, one in parts.items()} | {"step": step}
+        # Nothing resumes from the states of a training that was itself resumed.
+        return copy.deepcopy(found) if state is None else None
 
     while step < STEPS:
         for batch in batches:
