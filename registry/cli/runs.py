@@ -258,6 +258,7 @@ def run_json(run: Run, forks: list[str] | None, damage: Damage | None = None) ->
         "superseded": manifest.superseded_count,
         "evicted": manifest.evicted_count,
         "latest": ref(run.id, latest) if latest else None,
+        "total_steps": created and created.total_steps,
         "best": {metric: ref(run.id, best) if best else None for metric, best in bests.items()},
         "best_values": {m: best.metrics[m] if best else None for m, best in bests.items()},
         "best_steps": {metric: best.step if best else None for metric, best in bests.items()},

@@ -37,6 +37,7 @@ from holdfast.registry.history import (
     step_ref,
 )
 from holdfast.registry.history.actions import Action, Commit, line_digest
+from holdfast.registry.history.replay import CheckpointRecord
 from holdfast.registry.layouts import follow_run
 from holdfast.registry.loading.following import Patience
 from holdfast.registry.saving.loop import LastHeard
@@ -102,6 +103,13 @@ def _waited_text(share: float | None) -> str | None:
     return None if share is None else f"{output.share(share)} of the time, for saves"
 
 
+def _steps_text(latest: CheckpointRecord | None, total: int | None) -> str | None:
+    if total is None:
+        return None
+    done = 0 if latest is None else latest.step
+    return f"{total}, of which {done} are done: {output.share(done / total)}"
+
+
 def _for_people(run: Run, forks: list[str] | None) -> dict[str, Any]:
     shape, declared = run_json(run, forks), run.manifest.spec.phases
     phase = run.manifest.phase or (declared[0].name if declared else "")
@@ -111,6 +119,7 @@ def _for_people(run: Run, forks: list[str] | None) -> dict[str, Any]:
         "keeps": tiers_text(kept(run.manifest.spec.phase(phase))),
         **shape,
         **{name: {m: v for m, v in shape[name].items() if v is not None} for name in _BESTS},
+        "total_steps": _steps_text(run.manifest.latest(), shape["total_steps"]),
         "created": output.time(run.manifest.created_ms),
         "last_heard": _heard_text(heard_of(run)),
         "waited_share": _waited_text(shape["waited_share"]),

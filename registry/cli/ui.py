@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 from holdfast.registry import hub as endpoint
 from holdfast.registry import ui as pages
-from holdfast.registry.cli import output
+from holdfast.registry.cli import options, output
 from holdfast.registry.cli.command import command
 from holdfast.registry.cli.opening import opened_at
 from holdfast.registry.cli.options import argument, flag, note_of, option
@@ -97,7 +97,9 @@ def page(
     *,
     address: Address,
     run: list[str] | None = argument(
-        "[RUN...]", "Names of runs. With --site by default the newest 50.", default=None
+        "[RUN...]",
+        "Names of runs, or patterns: 'sweep-*'. With --site by default the newest 50.",
+        default=None,
     ),
     to: Path | None = option("--to", "FILE", "The file to write, such as report.html."),
     site: str | None = option(
@@ -126,7 +128,8 @@ def page(
         report = pages.Report(title, text, compare)
         write, write_site = pages.page_of, pages.write_site
     with closing(pages.Source.open(address)) as source:
-        runs = list(dict.fromkeys(run or pages.newest_first(source, source.names())[:_NEWEST]))
+        wanted = options.matching(run or [], source.names)
+        runs = list(dict.fromkeys(wanted or pages.newest_first(source, source.names())[:_NEWEST]))
         if site is not None:
             files, nbytes = write_site(source, runs, Address(site), report, force=force)
             told = f"{site}  {output.counted(files, 'page')}, {output.size(nbytes)}"
@@ -192,13 +195,13 @@ def hub(
             where=f"--listen {listen}",
             expected="--token-file, --behind-tls, and a --host for each name of the proxy",
         )
-    options = endpoint.ViewOptions(shard_bytes, tuple(artifact))
+    views = endpoint.ViewOptions(shard_bytes, tuple(artifact))
     with _installed("hub"):
         listener = pages.Listener(listen or pages.HOST, port)
         make = endpoint.Endpoint
     hosts = frozenset(host) if host else pages.loopback_hosts(listener.port)
     with closing(pages.Source.open(address, cache=cache)) as source:
-        catalog = endpoint.Catalog(source, options, main)
+        catalog = endpoint.Catalog(source, views, main)
         for name in source.names():
             if (reason := endpoint.refusal(name)) is not None:
                 output.note(f"{name}: no client asks for this run: {reason}")

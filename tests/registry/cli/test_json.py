@@ -15,7 +15,7 @@ RUN = {
     *("run", "status", "created", "seed", "config", "config_hash", "environment", "monitors"),
     *("checkpoints", "superseded", "latest", "best", "tags", "writer", "commits", "head"),
     *("evicted", "gates", "releases", "artifacts", "streams", "pool"),
-    *("best_values", "best_steps"),
+    *("best_values", "best_steps", "total_steps"),
     *("owner", "project", "labels", "holds", "notes"),
     "phases",
     "dropped",
@@ -26,6 +26,14 @@ RUN = {
     "phase",
     "parent",
 }
+
+
+def test_a_planned_end_is_told_with_what_is_done(call: Call, call_json: CallJson, url: str) -> None:
+    call("run", "create", "planned", "--total-steps", "40")
+    with holdfast.open(url) as opened:
+        opened.run("planned").save({"w": np.ones(2)}, step=10)
+    assert call_json("run", "show", "planned")["total_steps"] == 40
+    assert "40, of which 10 are done: 25%" in call("run", "show", "planned").stdout
 
 
 def test_ls(call_json: CallJson) -> None:

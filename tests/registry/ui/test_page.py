@@ -68,9 +68,7 @@ def test_a_page_opens_offline_and_asks_for_nothing(
 def test_links_of_a_page_lead_to_its_own_parts(tmp_path: Path) -> None:
     make("ordinary", tmp_path / "reg")
     file = tmp_path / "page.html"
-    assert (
-        invoke("page", "night", "night-wide", "-r", tmp_path / "reg", "--to", file).exit_code == 0
-    )
+    assert invoke("page", "night*", "-r", tmp_path / "reg", "--to", file).exit_code == 0
     parts = _Ids()
     parts.feed(file.read_text())
     assert len(parts.ids) == len(set(parts.ids))
