@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from holdfast.backends import Backend, Body
+from holdfast.backends.base import as_buffers
 from holdfast.backends.local import disk
+from holdfast.backends.wrappers import Wrapper
 from holdfast.registry.errors import (
     AccessDenied,
     Conflict,
@@ -28,10 +31,10 @@ from holdfast.registry.saving.journal import pushing
 from holdfast.registry.saving.journal.records import JournalId
 from holdfast.registry.saving.journal.states import EntryStates
 from tests.registry.saving.journal.machines import RUN, Machine, Outage, added
-from tests.support.faults import Hooked
+from tests.support.faults import Died, Hooked
 from tests.support.sameness import assert_same
 from tests.support.states import make_state
-from tests.support.stores import new_backend, opened
+from tests.support.stores import new_backend, objects, opened
 
 
 def _flip(path: Path) -> None:
@@ -107,6 +110,44 @@ def test_damage_costs_one_save(
     with opened(bucket) as registry:
         assert registry.verify(deep=True).findings == ()
         assert [one.step for one in registry.run(RUN).checkpoints()] == [1, 3, 4]
+
+
+class _Late(Wrapper):
+    """A store to which the put of a slot is still under way when its process dies."""
+
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self.late: list[tuple[str, bytes]] = []
+
+    def put_if_absent(self, key: str, body: Body) -> bool:
+        if "/log/" in key:
+            self.late.append((key, b"".join(as_buffers(body))))
+            raise Died
+        return super().put_if_absent(key, body)
+
+
+@pytest.mark.parametrize("is_lost", [True, False], ids=["lost there too", "stored there"])
+@pytest.mark.parametrize("harm", [_flip_a_pack, _tear_the_entry])
+def test_no_put_of_a_dead_carrier_lands_behind_the_note_of_damage(
+    harm: Callable[[Machine], None], is_lost: bool, tmp_path: Path, by_hand: None
+) -> None:
+    bucket = new_backend()
+    machine = Machine(bucket, tmp_path / "journal")
+    run = machine.run()
+    run.save(make_state(1), step=1)
+    machine.carry()
+    run.save(make_state(2), step=2)
+    before, dying = objects(bucket), _Late(bucket)
+    with pytest.raises(Died):
+        Machine(dying, tmp_path / "journal").carry()
+    harm(machine)
+    for key in objects(bucket) - before if is_lost else ():
+        bucket.delete(key)
+    machine.carry()
+    is_carried = harm is _flip_a_pack and not is_lost
+    assert machine.outcomes()[2] == ("carried" if is_carried else "damaged")
+    assert [bucket.put_if_absent(*one) for one in dying.late] == [False]
+    assert [step for step, _ in added(bucket)] == [1, 2][: 1 + is_carried]
 
 
 def _harm(path: Path, how: str) -> None:
