@@ -74,8 +74,8 @@ class Limits:
     """
 
     seconds: float = 10.0
-    slower: float = 6.0
-    least_s: float = 40.0
+    slower: float = 4.0
+    least_s: float = 20.0
 
 
 def chosen(reaching: Sequence[tuple[float, str]], limit_s: float) -> list[tuple[float, str]]:

@@ -188,10 +188,10 @@ def racing(monkeypatch, run_log, store_on, backend, wins_after, put_s=0.02):
     clock = Clock()
     monkeypatch.setattr(slots, "time", clock)
     monkeypatch.setattr(slots.random, "uniform", lambda _, most: most)
-    monkeypatch.setattr(log, "author", lambda: "winner@gpu7")
     hooked = Hooked(backend)
     mine = reopened(store_on, hooked)
     lost = []
+    monkeypatch.setattr(log, "author", lambda: f"winner{len(lost)}@gpu7")
 
     def win(method, key):
         if method == "put_if_absent" and key.startswith("runs/r/log/") and len(lost) < wins_after:
@@ -207,9 +207,10 @@ def test_a_minute_of_lost_races_is_a_conflict_that_names_the_winner(
     run_log, backend, store_on, monkeypatch
 ):
     mine, clock, lost = racing(monkeypatch, run_log, store_on, backend, math.inf)
-    with pytest.raises(Conflict, match=r"in 60 s.*winner@gpu7.*Nothing was committed") as caught:
+    with pytest.raises(Conflict, match=r"in 60 s.*Nothing was committed") as caught:
         mine.append(lambda run: [commit_line(run, [status(1)])])
     assert f"r: lost {len(lost)} races for the next slot" in str(caught.value)
+    assert f"the last one went to winner{len(lost)}@gpu7" in str(caught.value)
     assert len(lost) > 60
     assert 60 <= clock.now_s < 61
     # It becomes more patient as long as there seem to be more writers, and tries most in the end.
