@@ -25,10 +25,12 @@ from holdfast.registry.errors import (
 from holdfast.registry.history.actions import AddCheckpoint
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.saving.collective.sides import Following, Leading
+from holdfast.registry.values import parse_limits
 from holdfast.registry.writing.object_writer import Condemned
 from tests.registry.saving.collective.ranks import Mortal, Troubled, group_of, mortals, together
 from tests.registry.saving.collective.rows import WHOLE, state
 from tests.support.faults import Died
+from tests.support.stores import objects
 
 #: Long enough for a rank that is well, on a busy machine.
 WELL_S = 30.0
@@ -134,6 +136,21 @@ def test_a_state_that_cannot_be_stored_on_one_rank_fails_on_all(reg: Registry) -
     found = together(group_of(3, WELL_S), save)
     assert [type(one) for one in found] == [UnsupportedValue] * 3
     assert "rank 1" in str(found[0])
+
+
+def test_a_state_that_could_not_be_read_again_is_refused_on_all(
+    reg: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(group: Group) -> Checkpoint:
+        with holdfast.open(reg.url) as mine:
+            return mine.run("run", group=group).save(large, step=1)
+
+    large = {"values": list(range(20_000)), "w": np.arange(500)}
+    monkeypatch.setenv(parse_limits.VARIABLE, "60000")
+    found = together(group_of(2, WELL_S), save)
+    assert [type(one) for one in found] == [InvalidInput] * 2, found
+    assert all("would take too much memory" in str(one) for one in found)
+    assert objects(reg.handle.store.backend) == set()
 
 
 @pytest.mark.parametrize("kind", ["save", "exchange.push", "save_async"])
