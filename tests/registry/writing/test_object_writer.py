@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 
 from holdfast.backends.wrappers import Metered
-from holdfast.registry.errors import Conflict, Damaged, Malformed, UnsupportedFormat
+from holdfast.registry.errors import (
+    Conflict,
+    Damaged,
+    Malformed,
+    StoreUnavailable,
+    UnsupportedFormat,
+)
 from holdfast.registry.history.actions import Place
-from holdfast.registry.history.epochs import encode_sweep, encode_upgrade
+from holdfast.registry.history.epochs import Epochs, encode_sweep, encode_upgrade
 from holdfast.registry.history.log import RunLog, commit_line
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.objects.keys import ObjectKey, epoch_key
@@ -17,6 +23,7 @@ from holdfast.registry.values.digest import Digest
 from holdfast.registry.writing.object_writer import ChosenKeys, Condemned, ObjectWriter, placed_keys
 from tests.support.collectors import collect, mark, sweep
 from tests.support.faults import Hooked, Once, flip
+from tests.support.inline import without_threads
 from tests.support.states import same, small_state
 from tests.support.stores import contents, objects, packs_of
 
@@ -36,6 +43,26 @@ def generations(backend) -> dict[str, list[int]]:
     for key in objects(backend):
         found.setdefault(key.rpartition(".")[0], []).append(int(key.rpartition(".")[2]))
     return {stem: sorted(numbers) for stem, numbers in found.items()}
+
+
+# W1
+
+
+def test_w1_an_epoch_that_could_not_be_read_early_is_read_when_it_is_needed(
+    run, open_registry, backend, monkeypatch
+):
+    read, asked = Epochs.observe, []
+
+    def away_at_first(epochs):
+        asked.append(1)
+        if len(asked) == 1:
+            raise StoreUnavailable("away", where="epochs/")
+        return read(epochs)
+
+    mine = without_threads(open_registry(backend)).run("run")
+    monkeypatch.setattr(Epochs, "observe", away_at_first)
+    assert same(mine.exchange.push(small_state(), step=1).load(), small_state())
+    assert len(asked) > 1
 
 
 # W2
