@@ -21,6 +21,7 @@ TESTS = (
     *("tests/registry/writing", "tests/registry/history", "tests/registry/upkeep"),
     *("tests/registry/saving/journal", "tests/registry/saving/collective"),
     *("tests/registry/saving/local", "tests/registry/test_sync.py", "tests/stateful"),
+    *("tests/registry/store", "tests/registry/curation/test_dropping.py"),
     *("tests/schedules/test_schedules.py", "tests/schedules/test_collective.py"),
     *("tests/crash/test_store_calls.py", "tests/crash/test_journal.py"),
 )

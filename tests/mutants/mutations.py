@@ -133,7 +133,7 @@ def _of_statement(node: ast.AST) -> Iterator[_Change]:
         for at, one in enumerate(block) if isinstance(block, list) else ():
             is_call = isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)
             if is_call or isinstance(one, ast.AugAssign | ast.Raise | ast.Continue | ast.Break):
-                yield one, "pass", _put(block, at, ast.Pass())
+                yield one, "pass", _leave_out(block, at)
     if isinstance(node, ast.If | ast.While | ast.IfExp):
         opposite = ast.UnaryOp(ast.Not(), node.test)
         yield node.test, f"not ({_text(node.test)})", _set(node, "test", opposite)
@@ -165,11 +165,13 @@ def _set(node: ast.AST, field: str, value: object) -> Callable[[], object]:
     return lambda: setattr(node, field, value)
 
 
-def _put(block: list[ast.stmt], at: int, new: ast.stmt) -> Callable[[], object]:
-    def put() -> None:
-        block[at] = ast.copy_location(new, block[at])
+def _leave_out(block: list[ast.stmt], at: int) -> Callable[[], object]:
+    def leave_out() -> None:
+        # It stays in the source: the function has to need the same names from around it.
+        unused = ast.If(test=ast.Constant(value=False), body=[block[at]], orelse=[])
+        block[at] = ast.copy_location(unused, block[at])
 
-    return put
+    return leave_out
 
 
 def _text(node: ast.AST) -> str:

@@ -2,8 +2,49 @@
 
 from __future__ import annotations
 
+_SAME_MOMENT = "It differs only where the clock shows the very same moment."
+
 SURVIVORS = {
     "registry.history.slots:Slots.put: pause(0.02, attempt) -> pass": (
         "It only waits before the next attempt, which finds the same."
+    ),
+    "registry.history.slots:Slots.put: time.monotonic() > until -> time.monotonic() >= until": (
+        _SAME_MOMENT
+    ),
+    "registry.history.slots:Slots.numbers: 1 -> 2": (
+        "Of `start - 1`: one slot more is listed, and the numbers are given from `start` on."
+    ),
+    "registry.history.epochs:Epochs.condemned_by: key.generation < epoch -> "
+    "key.generation <= epoch": (
+        "A sweep names no key that was put under its own epoch: there is none yet."
+    ),
+    "registry.writing.object_writer:ObjectWriter.begin: self._observed is None -> "
+    "not (self._observed is None)": (
+        "It only reads the epoch early: `observe` reads it where nothing has begun to."
+    ),
+    "registry.upkeep.live:Needs._know: _PLACEMENT_BYTES + len(known[1]) -> "
+    "_PLACEMENT_BYTES - len(known[1])": (
+        "It only moves the bound of what is kept: a placement is read again or not."
+    ),
+    "registry.saving.journal.carrier:Carrier._outcome: committer.log.refresh() -> pass": (
+        "The slot is composed for the newest log anyway; only objects may be sent in vain."
+    ),
+    "registry.saving.journal.carrier:Carrier._outcome: number < max(self._folder.noted(), "
+    "default=0) -> number <= max(self._folder.noted(), default=0)": (
+        "An entry that waits has no note, so its number is not the newest one of a note."
+    ),
+    "registry.saving.journal.carrier:Carrier._outcome: 0 -> 1": (
+        "Without notes the first entry, number 1, is not below 1 either."
+    ),
+    "registry.saving.journal.carrier:Carrier._scan_for: self._scan.start > entry.search_from -> "
+    "self._scan.start >= entry.search_from": "The same slots are read once more.",
+    "registry.saving.journal.background:BackgroundCarrier.await_all: left_s <= 0 -> left_s < 0": (
+        _SAME_MOMENT
+    ),
+    "registry.saving.collective.agreement:_unequal: True -> False": (
+        "The keys are the same, so both lists are of one length."
+    ),
+    "registry.saving.collective.sides:Plans.keys: 0 -> 1": (
+        "Of `known[0]`: no plan is used again, and each save makes the same one anew."
     ),
 }

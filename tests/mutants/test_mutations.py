@@ -11,6 +11,7 @@ from tests.mutants.reach import hooked
 from tests.mutants.survivors import SURVIVORS
 from tests.mutants.trial import Limits, Trials, Verdict, chosen
 from tests.support.processes import run_apart
+from tests.support.rewriting import target
 
 SLOTS = "registry.history.slots"
 
@@ -31,6 +32,12 @@ def test_each_change_of_a_module_gives_other_code() -> None:
 
 def _try(folder: Path, drawn: list[Mutation]) -> None:
     Trials(folder, drawn, Limits(least_s=250.0), 1, [Path(__file__).parent / "sample.py"]).run()
+
+
+def test_a_call_that_is_left_out_still_names_what_it_needs() -> None:
+    part = "registry.writing.object_writer"
+    (left_out,) = (one for one in mutations(part) if one.before.startswith("super().__init__("))
+    assert left_out.code().co_freevars == target(part, left_out.function).__code__.co_freevars
 
 
 def test_a_change_that_a_test_notices_is_killed_and_another_survives(tmp_path: Path) -> None:

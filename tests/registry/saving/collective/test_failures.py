@@ -110,6 +110,7 @@ def test_a_late_rank_learns_how_its_call_ended_and_saves_with_the_next(reg: Regi
     found = together(groups, save)
     assert all(isinstance(one, tuple) for one in found), found
     assert [error.rank for error, _ in found] == [1, 1, 1]
+    assert "no word from rank 1" in str(found[0][0])
     assert len({made.digest for _, made in found}) == 1
 
 
