@@ -287,11 +287,11 @@ def test_what_is_no_picture_is_lost_with_its_call(
 
 def test_segments_of_pictures_stay_small(run: Run) -> None:
     stream = run.streams["seen"]
-    for step in range(40):
+    for step in range(64):
         stream.append({"step": step, "seen": PNG})
     (record,) = run.manifest.streams
-    assert [one.count for one in record.segments] == [32, 8]
-    assert [one["step"] for one in stream.read()] == list(range(40))
+    assert [one.count for one in record.segments] == [32, 32]
+    assert [one["step"] for one in stream.read()] == list(range(64))
 
 
 def test_a_step_that_is_logged_again_after_a_crash_is_there_once(reg: Registry, run: Run) -> None:
