@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import shutil
+import subprocess
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +19,7 @@ import holdfast
 from tests.registry.hub.engines.conftest import Follow, Start, until
 from tests.registry.hub.engines.lives import Life
 from tests.servers.gateway import Gateway, Weather
+from tests.support.commands import invoke
 
 MANY = [*4 * ["sglang"], *2 * ["vllm"]]
 #: What no program may fail by, and what only a reader must survive.
@@ -96,3 +101,23 @@ def test_the_figures_of_a_policy_that_changes_a_little(
     )
     assert median(deltas) < 0.02
     assert sum(share > 0.02 for share in deltas) <= 2  # keyframes
+
+
+@pytest.mark.soak  # each process takes 5 s of a core to import transformers
+def test_a_program_of_transformers_serves_each_version_of_a_training(tmp_path: Path) -> None:
+    """Started anew for each version, it computes what the trainer computed, to the last bit."""
+    pytest.importorskip("transformers")
+    registry, log = tmp_path / "reg", tmp_path / "log"
+    with holdfast.init(registry, skip_race_probe=True) as reg:
+        reg.create_run("policy").close()
+    log.touch()
+    program = [sys.executable, str(Path(__file__).with_name("policy.py"))]
+    with subprocess.Popen([*program, "train", registry, log]) as training:
+        told = shlex.join([*program, "serve", str(log)]) + " {folder} {id}"
+        words = ["follow", "policy", "--into", tmp_path / "models", "--registry", registry]
+        result = invoke(*words, "--notify", told)
+    assert (training.returncode, result.exit_code) == (0, 0), result.output
+    noted = [json.loads(line) for line in log.read_text().splitlines()]
+    trained, served = ([one[1:] for one in noted if one[0] == by] for by in ("trained", "served"))
+    assert trained == served
+    assert len({loss for _, loss in trained}) == 2
