@@ -47,4 +47,14 @@ SURVIVORS = {
     "registry.saving.collective.sides:Plans.keys: 0 -> 1": (
         "Of `known[0]`: no plan is used again, and each save makes the same one anew."
     ),
+    "registry.writing.object_writer:Condemned.__init__: super().__init__("
+    "f'{len(keys)} objects were condemned meanwhile') -> pass": (
+        "Its text is shown to nobody: the objects are written again."
+    ),
+    "registry.upkeep.planning:Planner._list_active: len(active) <= len(self.quiet.runs) -> "
+    "len(active) < len(self.quiet.runs)": "Both ways list the same; it chooses the cheaper one.",
+    "registry.saving.journal.folder:RunFolder.ids: 0 -> 1": (
+        "The first machine of a journal gets number 2; only the order counts."
+    ),
+    "registry.history.log:new_authorship: 8 -> 9": "The random name of a write is a byte longer.",
 }
