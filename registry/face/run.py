@@ -372,9 +372,10 @@ class Run:
 
         The next save of this step or a later one commits them with its checkpoint. Without a save
         they get a commit of their own within a minute, which takes the run over like a save: at
-        most 1,440 commits a day. With a journal or a `group` they wait for a save. A crash loses
-        what was in memory. Only rank 0 logs; other ranks may call it. `run.history.logged()`
-        returns the numbers, each step once; the page draws them and shows texts and pictures.
+        most 1,440 commits a day for numbers, and as many for texts and pictures. With a journal or
+        a `group` they wait for a save. A crash loses what was in memory. Only rank 0 logs; other
+        ranks may call it. `run.history.logged()` returns the numbers, each step once; the page
+        draws them and shows texts and pictures.
 
         Args:
             values: By name, except `step`. Numbers of Python, NumPy or torch go to the stream
