@@ -22,7 +22,7 @@ import holdfast
 from holdfast.registry.store.address import Address
 from holdfast.registry.ui import Source
 from holdfast.registry.ui.pages import VIEWS
-from tests.support.processes import run_apart, run_script, servers
+from tests.support.processes import run_apart, run_script, start_process
 from tests.support.states import small_state
 
 ROOT = Path(__file__).parents[1]
@@ -136,9 +136,7 @@ def run_forked(path: Path, words: str, folder: Path) -> str:
     for module in ("torch", "moto", "rich", "safetensors"):
         pytest.importorskip(module)
     printed = folder / "printed.txt"
-    given = path, shlex.split(words.format(dir=folder)), printed
-    process = servers().Process(target=_in_folder, args=given)
-    process.start()
+    process = start_process(_in_folder, path, shlex.split(words.format(dir=folder)), printed)
     process.join(300)
     process.kill()
     assert process.exitcode == 0, printed.read_text()
