@@ -396,8 +396,9 @@ class NamedTensors:
             where=where,
             expected=f"what fits into {self.file}",
             hint=Hint(
-                "Pull to a .pt file, or load it: holdfast.open(URL).checkpoint(REF).load().",
-                "Pull to a .pt file.",
+                "Pull to a .zarr, which keeps all of it, or load it: "
+                "holdfast.open(URL).checkpoint(REF).load().",
+                "Pull to a .zarr, which keeps all of it.",
             ),
         )
 
@@ -411,7 +412,7 @@ class NamedTensors:
             f"a {self.format} file holds the tensors of one component",
             where=content.where,
             found=", ".join(parts) or "none",
-            hint="Choose one, such as `--only model`, or pull to a .pt file.",
+            hint="Choose one, such as `--only model`, or pull to a .zarr or .pt file.",
         )
 
     def _flat(self, part: FlatComponent) -> dict[str, ArrayLeaf]:

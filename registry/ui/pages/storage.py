@@ -309,8 +309,9 @@ def runs_chart(runs: Sequence[RunUsage]) -> Chart:
     rows = [
         (one.run, len(one.states), one.own_bytes, one.shared_bytes, one.log_bytes) for one in runs
     ]
+    largest = f", the {len(shown)} largest of {len(runs)}" if len(shown) < len(runs) else ""
     return figure(
-        "Bytes by run",
+        f"Bytes by run{largest}",
         f"Bytes of {len(shown)} runs: those that a run needs alone, and those that it shares",
         traces,
         {

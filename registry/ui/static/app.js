@@ -430,6 +430,7 @@
       return down ? -order : order;
     });
     table.tBodies[0].append(...rows);
+    table.caption?.querySelector("[data-order]")?.remove(); // it told the order before
   }
   function filter(input) {
     const wanted = input.value.trim().toLowerCase();
@@ -442,6 +443,9 @@
     }
     const told = document.getElementById(input.dataset.filters + "-shown");
     if (told) told.textContent = wanted ? `${shown} of ${table.tBodies[0].rows.length} loaded rows match` : "";
+    // It would compare rows that are hidden as well, but for those that the server has searched.
+    const searched = input.defaultValue.trim().toLowerCase() === wanted;
+    for (const link of document.querySelectorAll("[data-compares-all]")) link.hidden = !searched;
   }
   function arrange() {
     const asked = stated();

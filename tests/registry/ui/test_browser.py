@@ -194,12 +194,15 @@ def test_rows_are_sorted_and_filtered_by_mouse_and_keyboard_and_stay_in_the_url(
     assert "sort=name" in page.url
     names = page.locator("#runs tbody th").all_inner_texts()
     assert names == sorted(names)
+    assert "newest first" not in page.locator("#runs caption").inner_text()
+    assert page.locator("[data-compares-all]").is_visible()
     page.reload()
     watch.ready()
     assert page.locator("#runs tbody th").all_inner_texts() == names
     page.get_by_role("searchbox", name="Filter").fill("interrupted")
     page.keyboard.press("Enter")  # all runs are loaded: there is nothing more to search
     assert page.locator("#runs tbody tr").count() == 3
+    assert page.locator("[data-compares-all]").is_hidden()  # it would compare the others too
     page.reload()
     watch.ready()
     assert page.get_by_role("searchbox", name="Filter").input_value() == "interrupted"
