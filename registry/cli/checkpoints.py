@@ -27,7 +27,7 @@ from holdfast.registry.cli.opening import DASK, moves, reads, writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.curation import Release, checkpoint_marks, write_card
-from holdfast.registry.deriving.merging import MERGE
+from holdfast.registry.deriving.merging import MERGE, merged_from
 from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
 from holdfast.registry.face import Registry, Run
 from holdfast.registry.loading import Checkpoint, Stored
@@ -299,11 +299,10 @@ def _meta(meta: object) -> dict[str, object]:
 
 def _merged(merge: Any) -> dict[str, object] | None:
     """Return the sources of a merge; None if this is not the record of a merge."""
+    sources = merged_from({MERGE: merge})
+    if not sources:
+        return None
     try:
-        sources = [one["ref"] for one in merge["sources"]]
-        if "weights" in merge:
-            pairs = zip(sources, merge["weights"], strict=True)
-            sources = [f"{ref} (weight {weight})" for ref, weight in pairs]
         picks = [f"{name} from {one['ref']}" for name, one in merge.get("pick", {}).items()]
         fields = {"sources": sources, "average": merge.get("average", []), "pick": picks}
         return {f"meta.{MERGE}.{name}": ", ".join(some) for name, some in fields.items()}

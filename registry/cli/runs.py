@@ -22,6 +22,7 @@ from holdfast.registry.cli.listing import Listing, sparkline
 from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.curation import run_remarks
+from holdfast.registry.deriving.merging import merged_from
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.face import Registry, Run
 from holdfast.registry.history import (
@@ -416,6 +417,7 @@ def parent_of(run: Run) -> Parent | None:
 def lineage_json(run: Run, forks: list[str] | None) -> dict[str, Any]:
     """Return the parent, forks and phases of a run, and why it was dropped."""
     manifest, parent = run.manifest, parent_of(run)
+    latest = manifest.latest()
     return {
         "preset": run.manifest.spec.name or None,
         "phase": run.phases.current,
@@ -433,6 +435,7 @@ def lineage_json(run: Run, forks: list[str] | None) -> dict[str, Any]:
             for record in manifest.phases
         ],
         "parent": None if parent is None else _parent_json(parent),
+        "merged_from": [] if latest is None else merged_from(decode_or_keep(latest.meta)),
         "forks": forks,
         "dropped": manifest.dropped,
         "freed": None if manifest.dropped is None else manifest.holds_nothing,

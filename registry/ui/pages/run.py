@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from holdfast.registry.curation.streams import LOG, SAMPLES, each_step_once, read_segments
+from holdfast.registry.deriving.merging import merged_from
 from holdfast.registry.errors import BeyondLimit, IntegrityError, UnsupportedFormat
 from holdfast.registry.face import Run
 from holdfast.registry.history import (
@@ -346,6 +347,8 @@ def _facts(opened: Run, chronicle: Chronicle) -> Iterable[tuple[str, str]]:
     if created is not None and created.parent is not None:
         parent = created.parent
         yield "forked from", parent_ref(parent)
+    latest = run.latest()
+    yield "merged from", "; ".join(merged_from(latest and decode_or_keep(latest.meta)))
     yield "trainer", writer.host if writer else ""
     yield "releases", ", ".join(pin.name for pin in run.pins_of("release"))
     yield "gates", ", ".join(pin.name for pin in run.pins_of("gate"))

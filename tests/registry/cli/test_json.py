@@ -16,7 +16,7 @@ RUN = {
     *("checkpoints", "superseded", "latest", "best", "tags", "writer", "commits", "head"),
     *("evicted", "gates", "releases", "artifacts", "streams", "pool"),
     *("best_values", "best_steps", "total_steps"),
-    *("owner", "project", "labels", "holds", "notes"),
+    *("owner", "project", "labels", "holds", "notes", "merged_from"),
     "phases",
     "dropped",
     "freed",

@@ -53,6 +53,8 @@ def test_merge_with_weights_into_a_new_run(call: Call, call_json: CallJson, url:
     assert f"meta.merge.sources  {weighted_sources}" in shown
     assert "meta.merge.average  model/*" in shown
     assert weights(url, "soup")[0] == 0.25
+    assert call_json("run", "show", "soup")["merged_from"] == weighted_sources.split(", ")
+    assert f"merged_from  {weighted_sources}" in call("run", "show", "soup").stdout
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,9 @@ def test_where_does_it_come_from(visitor: Visitor) -> None:
     visitor.click(run("night-wide"))
     visitor.click('.tabs a:text-is("Lineage")')
     assert "fork from night main/step00000080" in visitor.sees(".graph")
+    visitor.begin()
+    visitor.click(run("soup"))
+    assert "merged from night/main/step" in visitor.sees("#summary")
 
 
 def test_what_is_in_production_and_who_put_it_there(visitor: Visitor, questions: Site) -> None:
