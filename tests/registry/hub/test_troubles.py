@@ -166,10 +166,10 @@ def test_an_older_version_in_the_cache_is_not_used_unawares(
 def test_a_store_that_does_not_answer_is_no_answer_either(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint, "_PATIENCE_S", 0.2)
     hooked, answers = Hooked(backend), threading.Event()
     with served(hooked) as site:
         sha = sha_of(site, repo="r")
+        monkeypatch.setattr(endpoint, "_PATIENCE_S", 0.2)  # now: a healthy answer may take longer
         hooked.before = lambda method, key: answers.wait(60)
         slow = site.ask("/r/resolve/latest/model.safetensors", "HEAD")
         assert (slow.status, slow.code) == (404, "RevisionNotFound")
