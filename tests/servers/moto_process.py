@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
-from moto.core import serialize
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -30,8 +29,6 @@ def moto() -> Callable[..., Any]:
     application = DomainDispatcherApplication(create_backend_app)
     # It would list its own folders on the disk twice for every request.
     application.get_backend_for_host = cache(application.get_backend_for_host)
-    # A listing would parse the time of each of its objects, most of which it has listed before.
-    serialize.parse_to_aware_datetime = lru_cache(10_000)(serialize.parse_to_aware_datetime)
     return application
 
 
