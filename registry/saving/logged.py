@@ -254,22 +254,23 @@ class StepLog:
         if self._attempts:
             self._try()
             self._ownership.log.refresh()  # past its slot: equal entries are new ones
+        # Before they are taken, since the store may be away. No save ends meanwhile.
+        saved = self._steps_saved() if self._taken else set[int]()
         with self._lock:
             if not self._may_go():  # a save came, whose length later entries must not be in
                 return
             taken, self._taken = self._taken, []
             waiting = self._take()
-        failed: list[SaveRequest] = []
-        if taken:  # by saves that failed, or whose answer was lost
-            run = self._ownership.log.refresh()
-            saved = {record.step for record in run.live()}
-            failed = [one for one in taken if one.step not in saved]
+        failed = [one for one in taken if one.step not in saved]  # not those with a lost answer
         for name in (LOG, SAMPLES):
             before = [entry for one in failed for entry in one.streams.get(name, ())]
             if entries := [*before, *waiting.get(name, ())]:
                 attempt = AppendAttempt(self._ownership.committer, name, self._ownership.commit)
                 self._attempts.append((attempt, entries))
         self._try()
+
+    def _steps_saved(self) -> set[int]:
+        return {record.step for record in self._ownership.log.refresh().live()}
 
     def _try(self) -> None:
         while self._attempts:

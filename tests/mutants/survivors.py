@@ -45,7 +45,7 @@ SURVIVORS = {
         "The keys are the same, so both lists are of one length."
     ),
     "registry.saving.collective.sides:Plans.keys: 0 -> 1": (
-        "Of `known[0]`: no plan is used again, and each save makes the same one anew."
+        "Of `known[0]`: without it no plan is used again, and each save makes an equal one."
     ),
     "registry.writing.object_writer:Condemned.__init__: super().__init__("
     "f'{len(keys)} objects were condemned meanwhile') -> pass": (

@@ -145,11 +145,17 @@ class LoraFolders:
         """Remove the folders that were asked for longest ago, and that no process was told of."""
         most = self._most_bytes
         sizes = {one: sum(f.stat().st_size for f in one.iterdir()) for one in self._folders()}
-        for oldest in [*sizes, None] if size <= most else []:
-            if len(sizes) < _MOST_FOLDERS and sum(sizes.values()) + size <= most:
-                return
-            if oldest is not None and _removed(oldest):
+
+        def fits() -> bool:
+            return len(sizes) < _MOST_FOLDERS and sum(sizes.values()) + size <= most
+
+        for oldest in [*sizes]:
+            if fits() or size > most:  # nothing makes room for a larger one
+                break
+            if _removed(oldest):
                 del sizes[oldest]
+        if fits():
+            return
         raise StoreFull(
             "no room for one more adapter",
             where=self._root,

@@ -37,7 +37,7 @@ from holdfast.registry.values import Record
 
 _OURS = re.compile(r"weight_v(\d{6,9})|latest|\.lock|\.new.*|\.old.*")
 _INDEX, _TENSORS = "model.safetensors.index.json", ".safetensors"
-#: Describes a folder, in it; readers copy no folders, so it never stands beside other weights.
+#: What a folder says of itself. It lies in a subfolder, which readers do not copy.
 _ABOUT = ".holdfast/version.json"
 _MOST_DELTAS = 32  # that a late reader applies
 _BLOCK_BYTES = 2**23

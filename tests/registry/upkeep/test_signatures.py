@@ -1,4 +1,4 @@
-"""Signatures: who vouches for which commits, and the ways to deceive those who trust a key."""
+"""Signatures: who vouches for which commits, and attempts to deceive those who trust a key."""
 
 from __future__ import annotations
 

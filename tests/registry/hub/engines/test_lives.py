@@ -105,7 +105,7 @@ def test_the_figures_of_a_policy_that_changes_a_little(
 
 @pytest.mark.soak  # each process takes 5 s of a core to import transformers
 def test_a_program_of_transformers_serves_each_version_of_a_training(tmp_path: Path) -> None:
-    """Started anew for each version, it computes what the trainer computed, to the last bit."""
+    """A new process for each version computes what the trainer computed, to the last bit."""
     pytest.importorskip("transformers")
     registry, log = tmp_path / "reg", tmp_path / "log"
     with holdfast.init(registry, skip_race_probe=True) as reg:

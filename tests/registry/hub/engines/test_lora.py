@@ -71,7 +71,7 @@ class Engine:
         return [one and Path(one.lora_path) for one in found]
 
     def end(self) -> None:
-        """Let go of what the process has open."""
+        """Close what the process has open."""
         for one in self.folders._held.values():
             os.close(one)
         self.folders._held.clear()

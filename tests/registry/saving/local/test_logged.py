@@ -20,7 +20,7 @@ from holdfast.backends import Backend, StoreUnavailable
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.face.registry import Registry
 from holdfast.registry.face.run import Run
-from holdfast.registry.history import slots
+from holdfast.registry.history import RunLog, slots
 from holdfast.registry.saving import logged
 from holdfast.registry.spec import RunSpec, Stream
 from tests.registry.saving.collective.ranks import group_of, together
@@ -158,6 +158,25 @@ def test_each_entry_comes_once_whatever_fails(
     assert (steps(run), lost(run)) == ([1, 2, 2, 3], 0)
     outages = sum("entries wait for the store" in one.message for one in caplog.records)
     assert outages == (1 if fails == "before" else 2)  # the second append has landed all the same
+
+
+def test_entries_of_a_failed_save_wait_while_the_log_cannot_be_read(
+    run: Run, store: Breakable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: RunLog) -> None:
+        raise StoreUnavailable("no answer", where="test")
+
+    log(run, 1)
+    store.fails = "before"
+    with pytest.raises(StoreUnavailable):
+        run.save(state(1), step=1)
+    log(run, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunLog, "refresh", away)
+        alone(run)
+    store.fails = ""
+    alone(run)
+    assert (steps(run), lost(run)) == ([1, 2], 0)
 
 
 def test_what_is_wrong_is_counted_and_warned_of_and_never_raised(
