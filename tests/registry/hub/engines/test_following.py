@@ -131,7 +131,7 @@ def test_the_files_are_whole_and_current_leads_to_them(
 def test_of_a_little_that_changed_little_is_fetched(
     run: Run, start: Start, follow: Follow, backend: Backend, tmp_path: Path
 ) -> None:
-    """With 1.3 % of the bf16 elements changed, at most 2 % of the bytes are read, also anew."""
+    """With 1.3 % of the bf16 elements changed, a new process, too, reads at most 2 % of bytes."""
     random = torch.Generator().manual_seed(7)
     masters = torch.randn((1024, 1024), generator=random) * 0.02
     storing = Storing(compression="zstd", keyframe_every=32)
