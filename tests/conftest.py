@@ -18,7 +18,7 @@ from tests.support.places import PLACES
 from tests.support.processes import address_of_server, use_server
 from tests.support.sometimes import Watch
 
-pytest_plugins = ["tests.servers.fixtures", "tests.support.browsing"]
+pytest_plugins = ["tests.servers.fixtures", "tests.support.browsing", "tests.support.turns"]
 
 # There is none while modules are imported and tests collected, and much to look through.
 gc.disable()

@@ -98,6 +98,7 @@ RUN_BY = {
     "screenshots.py": "tests/test_scripts.py",
     "setup": ".ci/run",
     "site": "CONTRIBUTING.md",
+    "slow": "CONTRIBUTING.md",
     "soak": "CONTRIBUTING.md",
     "wheel": ".ci/run",
     "wheel.py": "scripts/wheel",
