@@ -182,12 +182,53 @@ class _Later(TyperCommand):
         """Import the command, and return it with its parameters."""
         alone = typer.Typer(rich_markup_mode=None, add_completion=False)
         function = getattr(import_module(f"{__package__}.{self._module}"), self._function)
-        alone.command(self.name, epilog=function.epilog)(function)
+        alone.command(self.name, cls=_Command, epilog=function.epilog)(function)
         whole = typer.main.get_command(alone)
         for one in whole.params:
             if one.param_type_name == "argument":
                 one.display_type_rich = _no_type  # type: ignore[attr-defined]
         return whole
+
+
+class _ReadsLate:
+    """A command whose parameters need no reading by typer where they are not given, or text."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the parameters."""
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for one in params:
+            if getattr(one, "_runtime_param", one) is None:
+                one._runtime_param = _AtFirstValue(one)
+        return params
+
+
+class _Command(_ReadsLate, TyperCommand):
+    """One command."""
+
+
+class _Group(_ReadsLate, TyperGroup):
+    """Several commands below one word."""
+
+
+class _AtFirstValue:
+    """Passes on what needs no reading. The rest is read by typer, which imports all of pydantic for
+    that: it takes longer than most commands."""
+
+    def __init__(self, param: Any) -> None:
+        kind = param.type_descriptor
+        self._is_text = kind.annotation in (str, list[str]) and kind.parameter_info.parser is None
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the value of a parameter: words of the command line, or its default."""
+        many = param.multiple or param.nargs == -1
+        if value is None:
+            return () if many else None
+        if self._is_text and many and isinstance(value, list | tuple):
+            return list(value)
+        if not many and (self._is_text or not isinstance(value, str)):
+            return value
+        param._runtime_param = None
+        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
 
 
 def _no_type(**_: Any) -> str:
@@ -199,7 +240,7 @@ def _later(commands: Mapping[str, str]) -> dict[str, Any]:
     return {name: _Later(name, entry) for name, entry in commands.items()}
 
 
-class _Commands(TyperGroup):
+class _Commands(_Group):
     """The top of the command line, which reports every failure of a command."""
 
     def __init__(self, **given: Any) -> None:
@@ -207,7 +248,7 @@ class _Commands(TyperGroup):
         self.commands.update(_later(_COMMANDS))
         for name, (about, commands) in _GROUPS.items():
             self.add_command(
-                TyperGroup(
+                _Group(
                     name=name,
                     help=about,
                     short_help=about,
