@@ -211,8 +211,10 @@ class _Group(_ReadsLate, TyperGroup):
 
 
 class _AtFirstValue:
-    """Passes on what needs no reading. The rest is read by typer, which imports all of pydantic for
-    that: it takes longer than most commands."""
+    """Passes on what needs no reading, and lets typer read the rest.
+
+    For that it imports all of pydantic, which takes longer than most commands.
+    """
 
     def __init__(self, param: Any) -> None:
         kind = param.type_descriptor
