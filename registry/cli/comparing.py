@@ -39,6 +39,7 @@ from holdfast.registry.history import (
     step_ref,
 )
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.hub import engines
 from holdfast.registry.loading import Checkpoint, Stored, TensorInfo
 from holdfast.registry.values import abridged
 
@@ -103,7 +104,7 @@ def diff(
 def attest(
     opened: Registry,
     *,
-    file: Path = argument("FILE", "The file, or a folder of Hugging Face."),
+    file: Path = argument("FILE", "The file, or a folder of Hugging Face; none with --engine."),
     ref: str | None = argument(
         "REF",
         "The checkpoint; by default the runs are searched.",
@@ -115,14 +116,23 @@ def attest(
         "--most", "N", "Without REF: the most states to compare it with.", default=200, min=1
     ),
     max_bytes: int | None = options.MAX_BYTES,
+    engine: str | None = option("--engine", "URL", "An SGLang or vLLM, in place of FILE."),
+    baseline: Path | None = option("--baseline", "FILE", "Its digests after a verified load."),
+    key_file: Path | None = options.KEY_FILE,
 ) -> Answer:
     """Say which checkpoint's bytes a file has, from digests alone.
 
     Each tensor is hashed, and compared with the manifest: no tensor data is read from the registry.
     Without REF the runs are searched, the newest first, until a state matches as a whole. The exit
-    status is 0 for a whole match, and else 1.
+    status is 0 for a whole match, and else 1. With --engine URL REF an engine hashes the weights
+    that it has in memory, and the tensors of REF are read.
     """
-    found = opened.attest(file, ref, format=format_name, most=most, max_bytes=max_bytes)
+    if engine is None and not (baseline or key_file):
+        found = opened.attest(file, ref, format=format_name, most=most, max_bytes=max_bytes)
+    elif engine is None or ref is not None:
+        raise typer.BadParameter("--engine URL REF, with --baseline and --key-file, but no FILE")
+    else:
+        found = engines.attest(opened.stored(str(file)), engine, key_file, baseline)
     status = 0 if found.is_whole else 1
     return Answer(lambda: _attestation_json(found), lambda: _attestation(found), status=status)
 

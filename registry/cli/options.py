@@ -118,6 +118,7 @@ MAX_BYTES = option(
     "HOLDFAST_MAX_FILE_BYTES.",
     min=1,
 )
+KEY_FILE = option("--key-file", "FILE", "A key for the engines; or in HOLDFAST_ENGINE_KEY.")
 CREATE = flag("--create", "Create the run if it does not exist.")
 
 

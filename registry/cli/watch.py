@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import typer
 
@@ -24,7 +24,6 @@ from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.hub.engines import (
     EngineFollower,
     FollowedVersion,
-    Notify,
     Requests,
     WeightFolders,
     key_of,
@@ -102,9 +101,7 @@ def follow(
         "What becomes of requests that are being answered.",
         default="wait",
     ),
-    key_file: Path | None = option(
-        "--key-file", "FILE", "A key for the engines; or in HOLDFAST_ENGINE_KEY."
-    ),
+    key_file: Path | None = options.KEY_FILE,
     report: bool = flag("--report", "Note in the run which version the engines have."),
     poll: float = option(
         "--poll", "TIME", "Time between looks at the run.", parser=options.seconds, default="1s"
@@ -126,7 +123,7 @@ def follow(
     call = None
     if notify is not None and not is_engine:
         call = _program(_split(notify, "--notify", names=_NAMES), address)
-    told: AbstractContextManager[Notify] = nullcontext(call or notify or "")
+    told: AbstractContextManager[Any] = nullcontext(call or notify or "")
     with (
         told if publish is None else WeightFolders(publish, call) as to,
         opened_at(address, read_only=not report) as opened,

@@ -25,6 +25,8 @@ _BESIDE: Final = ("files", "json", "metadata")
 _AT_ONCE: Final = 256
 #: Stands for a value that is not there: no value is encoded so.
 _ABSENT: Final[Json] = {}
+#: How a tensor compares that has the bytes of the state; `unchanged` is since a verified load.
+_PROVEN: Final = {"equal", "unchanged"}
 _SPARSE: Final = {"coo", "csr", "csc", "bsr", "bsc"}
 #: The tensors and plain values of a component by their path in it.
 _Items = Mapping[str, TensorEntry | Json]
@@ -35,13 +37,14 @@ class Attestation:
     """Which checkpoint's bytes a file has.
 
     Attributes:
-        format: The format of the file.
+        format: The format of the file; of weights in memory the engine, `sglang` or `vllm`.
         ref: The state that it was compared with: the named one, else the first that matches as a
             whole, else the one with the most equal bytes; `None` if none has any.
         id: The id of that state.
         tensors: Paths of tensors by how they compare: `equal`, `changed`, `other form` (other
             element type or shape, so other chunks: not comparable), `extra` (not in the registry),
-            `missing` (not in the file).
+            `missing` (not in the file); of an engine `changed or other form`, where a digest cannot
+            tell, and `unchanged` since the baseline.
         values: Paths of plain values that differ.
         uncompared: Paths of values and files that were not compared: the other side has no such
             component, or the format keeps tensors alone; and of sparse tensors, whose parts were.
@@ -68,8 +71,8 @@ class Attestation:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every tensor of the file, and of the components that it has, is equal."""
-        return self.tensors.keys() == {"equal"} and not self.values
+        """Whether every tensor of the file, and of the components that it has, is the same."""
+        return bool(self.tensors) and not (self.tensors.keys() - _PROVEN or self.values)
 
 
 def attest(

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from holdfast.backends.escape import printable
@@ -28,6 +29,12 @@ Requests = Literal["wait", "pause", "abort"]
 Notify = str | Callable[[FollowedVersion], object]
 KEY_VARIABLE = "HOLDFAST_ENGINE_KEY"
 _ANSWER_BYTES = 2**20
+_DIGESTS_BYTES, _HASHING_S = 2**26, 600.0  # some 150 bytes for each tensor of each rank
+_DIGEST = re.compile(r"[0-9a-f]{16}|[0-9a-f]{64}")
+#: A tensor as vLLM names it, such as `dp0:pp0:pcp0:tp1:lm_head.weight`.
+_RANK = re.compile(r"((?:tp(\d{1,4}):|[a-z]+\d+:)*)(.+)")
+_NOT_TAKEN = "the engine has not taken the weights"
+_NO_DIGESTS = "the engine gives no digests of its weights"
 _SAID_CHARACTERS = 300
 _CONNECT_S = 10.0
 
@@ -77,6 +84,53 @@ def key_of(file: Path | None) -> str | None:
     if not lines or not lines[0].strip():
         raise InvalidInput("no key", where=file, expected="a key in the first line")
     return lines[0].strip()
+
+
+class EngineTensor(NamedTuple):
+    """A tensor that a rank of an engine has."""
+
+    key: str  # rank and name, such as `dp0:pp0:pcp0:tp1:lm_head.weight`
+    name: str
+    digest: str  # hex: SHA-256 of its bytes, or the first 64 bits of that, or a hash of SGLang's
+    part: int  # number of the rank among those that share its tensors
+    parts: int  # number of these
+
+
+def digests_at(url: str, key: str | None) -> tuple[str, str | None, list[EngineTensor]]:
+    """Have an engine hash its tensors; return its kind, what it was told, and the digests."""
+    asked = {"sglang": ("/weights_checker", _of_sglang), "vllm": ("/weight_checker", _of_vllm)}
+    for kind, (path, read) in asked.items():
+        caller = _Caller(url, key, _HASHING_S, is_private=kind == "vllm")
+        engine: Engine = VLLM(caller, "wait") if kind == "vllm" else SGLang(caller, "wait")
+        told, found = engine.loaded(), list[EngineTensor]()
+        status, answer = caller.post(path, {"action": "checksum"}, _DIGESTS_BYTES)
+        with suppress(LookupError, TypeError, ValueError, AttributeError):
+            usable = read(answer if status == 200 else {})
+            found = [one for one in usable if _DIGEST.fullmatch(one.digest)]
+        if found and engine.loaded() == told:
+            return kind, told, found
+        if status != 404:
+            what = "the engine was told of other weights meanwhile" if found else _NO_DIGESTS
+            raise caller.refused(path, status, answer, what)
+    hint = "SGLang 0.5.23 and vLLM 0.32 do; vLLM only with VLLM_SERVER_DEV_MODE=1."
+    raise RegistryError(_NO_DIGESTS, where=url, hint=hint)
+
+
+def _of_sglang(answer: Mapping[str, Any]) -> Iterator[EngineTensor]:
+    for number, rank in enumerate(answer["ranks"]):
+        about = rank["parallelism_info"][0]
+        parts = range(10_000)[about["tp_size"]]  # a whole number, or an error
+        part = range(parts)[about["tp_rank"]]
+        for name, digest in rank["checksums"].items():
+            key = printable(f"rank{number}:{name}")
+            yield EngineTensor(key, name, digest, part, parts)
+
+
+def _of_vllm(answer: Mapping[str, Any]) -> Iterator[EngineTensor]:
+    found = [(*_RANK.findall(key)[0], one) for key, one in answer["checksums"].items()]
+    parts = 1 + max(int(part or 0) for _, part, *_ in found)
+    for rank, part, name, digest in found:
+        yield EngineTensor(printable(rank + name), name, digest, int(part or 0), parts)
 
 
 class Program:
@@ -195,9 +249,11 @@ class _Caller:
         """Return status and answer."""
         return self._ask("GET", path, None, _CONNECT_S)
 
-    def post(self, path: str, body: object) -> tuple[int, dict[str, Any]]:
+    def post(
+        self, path: str, body: object, most: int = _ANSWER_BYTES
+    ) -> tuple[int, dict[str, Any]]:
         """Return status and answer; the answer of something else than an object is empty."""
-        return self._ask("POST", path, body, self._timeout_s)
+        return self._ask("POST", path, body, self._timeout_s, most)
 
     def require(self, path: str, body: object) -> None:
         """Ask for something that must succeed."""
@@ -205,9 +261,12 @@ class _Caller:
         if status != 200:
             raise self.refused(path, status, answer)
 
-    def refused(self, path: str, status: int, answer: Mapping[str, Any]) -> RegistryError:
+    def refused(
+        self, path: str, status: int, answer: Mapping[str, Any], what: str = _NOT_TAKEN
+    ) -> RegistryError:
         """Return the error of an answer."""
-        said = printable(" ".join(str(answer.get("message") or answer.get("error") or "").split()))
+        found = answer.get("message") or answer.get("error") or answer.get("detail") or ""
+        said = printable(" ".join(str(found).split()))
         if self._key is not None:
             said = said.replace(self._key, "***")
         is_redirect = 300 <= status < 400
@@ -215,7 +274,7 @@ class _Caller:
         if status == 404 and self._is_private:
             hint = "vLLM has this request only with VLLM_SERVER_DEV_MODE=1."
         return RegistryError(
-            "the engine has not taken the weights",
+            what,
             where=f"{self.url}{path}",
             expected="status 200",
             found=f"status {status}{said and ': '}{said[:_SAID_CHARACTERS]}",
@@ -223,7 +282,7 @@ class _Caller:
         )
 
     def _ask(
-        self, method: str, path: str, body: object, timeout_s: float
+        self, method: str, path: str, body: object, timeout_s: float, most: int = _ANSWER_BYTES
     ) -> tuple[int, dict[str, Any]]:
         headers = {"Accept": "application/json", "Connection": "close"}
         if self._key is not None:
@@ -238,17 +297,15 @@ class _Caller:
             connection.sock.settimeout(timeout_s)
             connection.request(method, f"{self._base}{path}", data, headers)
             with connection.getresponse() as answer:
-                said = answer.read(_ANSWER_BYTES + 1)
+                said = answer.read(most + 1)
         except (OSError, HTTPException) as error:
             found = printable(f"{type(error).__name__}: {error}")[:_SAID_CHARACTERS]
             raise RegistryError("the engine does not answer", where=self.url, found=found) from None
         finally:
             connection.close()
-        if len(said) > _ANSWER_BYTES:
-            expected = f"at most {_ANSWER_BYTES} bytes"
-            raise RegistryError(
-                "the answer is too long", where=f"{self.url}{path}", expected=expected
-            )
+        if len(said) > most:
+            where, expected = f"{self.url}{path}", f"at most {most} bytes"
+            raise RegistryError("the answer is too long", where=where, expected=expected)
         document: object = None
         with suppress(ValueError, RecursionError):
             document = json.loads(said)

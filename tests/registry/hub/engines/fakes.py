@@ -19,21 +19,67 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
+
 PAUSE_S = 0.002  # between two files
+
+
+#: Of which tensors of a Llama an engine makes one.
+FUSED = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
+    **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
+}
+
+Tensors = dict[str, tuple[list[int], bytes]]
 
 
 def hash_of(folder: str) -> str:
     """Return the digest of all tensors of a folder: their names and bytes in order of the names."""
-    found: dict[str, bytes] = {}
+    return hash_in(tensors_in(folder))
+
+
+def hash_in(tensors: Tensors) -> str:
+    return tensors_hash({name: data for name, (_, data) in tensors.items()})
+
+
+def tensors_in(folder: str) -> Tensors:
+    """Return shapes and bytes of all tensors of a folder."""
+    found: Tensors = {}
     for path in sorted(Path(folder).glob("*.safetensors")):
         data = path.read_bytes()
         size = int.from_bytes(data[:8], "little")
         for name, one in json.loads(data[8 : 8 + size]).items():
             if name != "__metadata__":
                 begin, end = one["data_offsets"]
-                found[name] = data[8 + size + begin : 8 + size + end]
+                found[name] = one["shape"], data[8 + size + begin : 8 + size + end]
         time.sleep(PAUSE_S)
-    return tensors_hash(found)
+    return found
+
+
+def rank_of(tensors: Tensors, part: int, parts: int) -> dict[str, bytes]:
+    """Return the tensors of one of the ranks that share a Llama, as its engine keeps them."""
+    found: dict[str, bytes] = {}
+    order = [*FUSED]
+    fused = sorted(filter(is_fused, tensors), key=lambda name: order.index(kind_of(name)))
+    for name in [*(name for name in tensors if not is_fused(name)), *fused]:
+        kind, (shape, data) = kind_of(name), tensors[name]
+        rows = np.frombuffer(data, np.uint8).reshape(shape[0], -1)
+        if kind == "embed_tokens":
+            rows = np.pad(rows, ((0, -shape[0] % 64), (0, 0)))
+        if len(shape) > 1:
+            axis = 1 if kind in ("o_proj", "down_proj") else 0
+            rows = np.split(rows, parts, axis)[part]
+        own = name.replace(kind, FUSED.get(kind, kind))
+        found[own] = found.get(own, b"") + rows.tobytes()
+    return found
+
+
+def kind_of(name: str) -> str:
+    return f".{name}".split(".")[-2]
+
+
+def is_fused(name: str) -> bool:
+    return kind_of(name) in FUSED
 
 
 def tensors_hash(tensors: dict[str, bytes]) -> str:
@@ -83,6 +129,8 @@ class Engine(ThreadingHTTPServer):
         self.log = Path(log)
         self.asked: list[tuple[str, Any, dict[str, str]]] = []
         self.version, self.hash, self.paused = "default", "", False
+        self.ranks, self.has_checker, self.is_gpu = 1, True, False
+        self.memory: list[dict[str, bytes]] = []  # by rank
         self.running = 0  # requests that were aborted or waited for are counted by their tests
         if model is not None and Path(model).exists():
             self.hash = hash_of(model)
@@ -95,6 +143,11 @@ class Engine(ThreadingHTTPServer):
         line = {"version": self.version, "hash": self.hash, "at": time.time()}
         with self.log.open("a") as file:
             file.write(json.dumps(line) + "\n")
+
+    def load(self, tensors: Tensors) -> None:
+        self.hash = hash_in(tensors)
+        if any(map(is_fused, tensors)):
+            self.memory = [rank_of(tensors, part, self.ranks) for part in range(self.ranks)]
 
     def failed(self, error: OSError) -> tuple[int, Any]:
         return 500, {"error": str(error)}
@@ -113,13 +166,24 @@ class SGLang(Engine):
                 self.paused = False
                 return 200, {"message": "Generation continued successfully.", "status": "ok"}
             case "/update_weights_from_disk":
-                self.hash = hash_of(body["model_path"])  # raises before anything changes
+                self.load(tensors_in(body["model_path"]))  # raises before anything changes
                 self.version = body.get("weight_version") or self.version
                 self.note()
                 return 200, {"success": True, "message": "Succeeded.", "num_paused_requests": 0}
             case "/model_info":
                 return 200, {"model_path": "x", "weight_version": self.version}
+            case "/weights_checker" if self.has_checker:
+                assert body == {"action": "checksum"}
+                ranks = [self.digests(*one) for one in enumerate(self.memory)]
+                return 200, {"success": True, "message": "Success.", "ranks": ranks}
         return 404, {"detail": "Not Found"}
+
+    def digests(self, part: int, tensors: dict[str, bytes]) -> dict[str, Any]:
+        """Return 64 bits of each SHA-256, as it does on a CPU, or a hash that is none."""
+        made = hashlib.md5 if self.is_gpu else hashlib.sha256
+        found = {name: made(data).hexdigest()[:16] for name, data in tensors.items()}
+        about = {"role": "target", "tp_rank": part, "tp_size": self.ranks}
+        return {"checksums": found, "parallelism_info": [about]}
 
     def failed(self, error: OSError) -> tuple[int, Any]:
         return 400, {"success": False, "message": str(error), "num_paused_requests": 0}
@@ -128,7 +192,7 @@ class SGLang(Engine):
 class VLLM(Engine):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.read: dict[str, str] = {}
+        self.read: dict[str, Tensors] = {}
 
     def act(self, path: str, query: str, body: Any) -> tuple[int, Any]:
         match path:
@@ -142,8 +206,8 @@ class VLLM(Engine):
                 assert body["method"] == "reload_weights"
                 folder = body["kwargs"]["weights_path"]
                 if folder not in self.read:
-                    self.read[folder] = hash_of(folder)
-                self.hash = self.read[folder]
+                    self.read[folder] = tensors_in(folder)
+                self.load(self.read[folder])
                 return 200, {"results": [None]}
             case "/reset_prefix_cache":
                 return 200, None
@@ -153,6 +217,14 @@ class VLLM(Engine):
                 return 200, {"success": True, "new_version": self.version}
             case "/weight_info":
                 return 200, {"weight_version": self.version}
+            case "/weight_checker" if self.has_checker:
+                assert body == {"action": "checksum"}
+                found = {
+                    f"dp0:pp0:pcp0:tp{part}:{name}": hashlib.sha256(data).hexdigest()
+                    for part, tensors in enumerate(self.memory)
+                    for name, data in tensors.items()
+                }
+                return 200, {"checksums": found}
         return 404, {"detail": "Not Found"}
 
 
