@@ -22,6 +22,7 @@ TESTS = (
     *("tests/registry/saving/journal", "tests/registry/saving/collective"),
     *("tests/registry/saving/local", "tests/registry/test_sync.py", "tests/stateful"),
     *("tests/registry/store", "tests/registry/curation/test_dropping.py"),
+    "tests/registry/test_full_disk.py",
     *("tests/schedules/test_schedules.py", "tests/schedules/test_collective.py"),
     *("tests/crash/test_store_calls.py", "tests/crash/test_journal.py"),
 )

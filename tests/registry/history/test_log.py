@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -570,3 +571,22 @@ def test_a_handle_opened_through_a_snapshot_goes_on_appending(backend, store_on,
     grow(mine, SNAPSHOT_EVERY)
     assert len(snapshots(backend)) == 3
     assert mine.run.encode() == full_replay(store_on, backend).compact().encode()
+
+
+def test_two_lost_races_cost_no_pause_and_each_further_one_doubles_it(monkeypatch):
+    now, pauses = [100.0], []
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(slots, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(slots, "random", SimpleNamespace(uniform=lambda least, most: most))
+    races = slots.Races(patience_s=1000.0)
+    for lost in range(1, 5):
+        now[0] += 1.0  # an attempt
+        assert races.lose()
+        assert races.lost == lost
+    assert pauses == pytest.approx([2.0, 4.0], rel=0.01)
+    now[0] += 1000.0
+    assert not races.lose()

@@ -106,6 +106,9 @@ def test_marks_of_a_collection_change_nothing(place: Path) -> None:
     assert (found.opened, found.commits) == ([], first.commits)
     assert found.calls == {"list": 1 + len(NAMES), "get": 2}
     assert Listing(place).calls == {"list": 1 + len(NAMES)}  # they are not read again
+    for _ in range(_FEW):
+        mark(place, "c")
+    assert Listing(place).opened == []
     mark(place, "a")
     mark(place, "a", SetStatus(status="completed"))
     assert Listing(place).opened == ["a"]
@@ -262,7 +265,15 @@ def _longer(place: Path) -> None:
         file.write(b"x")
 
 
-@pytest.mark.parametrize("change", [_shorter, _later, _longer])
+def _back(place: Path) -> None:
+    """Set the log back to where the listing saw it, after this machine has seen more."""
+    before = set((place / slot_key("a", 0)).parent.iterdir())
+    save(place, "a")
+    for slot in set((place / slot_key("a", 0)).parent.iterdir()) - before:
+        slot.unlink()
+
+
+@pytest.mark.parametrize("change", [_shorter, _later, _longer, _back])
 def test_a_log_that_does_not_end_with_the_same_slot_is_opened(place: Path, change: Any) -> None:
     for _ in range(2):  # the second listing learns the time of the slot
         Listing(place)

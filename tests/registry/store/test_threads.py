@@ -58,6 +58,12 @@ def test_an_error_in_work_that_is_done_here_is_the_futures(pools):
     assert isinstance(pools.small.submit(outer).result(), ZeroDivisionError)
 
 
+def test_the_end_of_a_program_does_not_wait_for_threads_that_carry():
+    pool = _Daemons(1)
+    assert pool.submit(threading.current_thread).result(timeout=300).daemon
+    pool.shutdown()
+
+
 @pytest.mark.parametrize("make", [Threads, _Daemons])
 def test_work_is_done_once_where_the_system_gives_no_threads(
     make: Callable[[int], Executor], monkeypatch: pytest.MonkeyPatch

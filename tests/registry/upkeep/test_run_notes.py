@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+import holdfast
 from holdfast import Retention
 from holdfast.backends.wrappers import Metered, Wrapper
 from holdfast.registry.errors import MissingObject, RolledBack
@@ -13,6 +14,8 @@ from holdfast.registry.face.factory import open_on
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.objects.framing import unwrap_frame, wrap_frame
 from holdfast.registry.objects.keys import NOTES, RUNS, note_key, slot_key
+from holdfast.registry.store import Address
+from holdfast.registry.store.heads.memory import Heads
 from holdfast.registry.upkeep import run_notes
 from holdfast.registry.upkeep.gc import DAY_S, collect
 from holdfast.registry.upkeep.run_notes import Notes
@@ -153,6 +156,28 @@ def test_a_longer_grace_reads_from_the_first_slot(backend, open_registry):
     assert slot_key("run", 0) in _read_by(aged, DAY_S)
     aged.grow_older(10 * DAY_S)
     assert slot_key("run", 0) not in _read_by(aged, DAY_S)
+
+
+@pytest.mark.parametrize("knows_slot", [True, False])
+def test_a_machine_that_knows_less_than_a_note_finds_its_commit_in_the_log(
+    tmp_path, knows_slot, monkeypatch
+):
+    note = Heads.note
+
+    def noted(self, *of):
+        note(self, *of[:-1], of[-1] if knows_slot else None)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Heads, "note", noted)
+        with holdfast.init(tmp_path / "reg", skip_race_probe=True) as reg:
+            save_small(reg.create_run("run"), 1)
+    with open_on(Address(tmp_path / "reg").open()) as elsewhere:  # it remembers nothing here
+        run = elsewhere.run("run")
+        run.restore()
+        save_small(run, 2, 3)
+        elsewhere.gc(grace_s=0)
+    with holdfast.open(tmp_path / "reg") as reg:
+        assert reg.gc(grace_s=0).runs == 1
 
 
 @pytest.mark.parametrize("grace_s", [0.0, DAY_S])

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from holdfast import Retention
-from holdfast.backends.wrappers import Metered
+from holdfast.backends.wrappers import Metered, Wrapper
 from holdfast.registry.errors import Malformed, RolledBack
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.history.actions import Mark, Place, Seal
@@ -244,11 +244,26 @@ def test_a_quiet_run_that_is_lost_during_a_collection_stops_it(sealed, backend, 
 @pytest.mark.sometimes("a marker has outlived its seal")
 def test_a_dead_writer_and_a_dead_collector_leave_nothing_for_ever(sealed, backend):
     (first,) = seals(backend, "a")
+    slow, late = f"{ACTIVE}b.0", f"{ACTIVE}d.{seals(backend, 'd')[0]}"
     backend.put(f"{ACTIVE}a.{first + 1}", b"")  # it died before its commit
-    backend.put(f"{ACTIVE}b.0", b"")  # it was slow
-    gc_elsewhere(backend)
-    assert (len(seals(backend, "a")), len(seals(backend, "b"))) == (2, 1)
+    backend.put(slow, b"")  # it was slow
+    backend.put(late, b"")  # a collector died before it removed this one
+
+    class Noting(Wrapper):
+        def make_durable(self, keys):
+            done.extend(keys)
+
+        def delete_many(self, keys):
+            done.extend(keys := sorted(keys))
+            return super().delete_many(keys)
+
+    done = []
+    gc_elsewhere(Noting(backend))
+    assert [len(seals(backend, name)) for name in ("a", "b", "d")] == [2, 1, 1]
     assert not contents(backend, ACTIVE)
+    # A marker goes when the note that stands for its run cannot be lost any more.
+    assert note_key(1) in done[: done.index(slow)]
+    assert late in done
     save_small(sealed.run("c"), 30)
     dying = Hooked(backend)
 

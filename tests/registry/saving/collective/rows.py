@@ -19,11 +19,11 @@ WHOLE = np.random.default_rng(0).standard_normal((1500, 1000)).astype(np.float32
 class Rows:
     """An array of which a rank has some rows: what a DTensor is, without torch."""
 
-    def __init__(self, whole: Any, rank: int, size: int) -> None:
+    def __init__(self, whole: Any, rank: int, size: int, *, is_copied: bool = False) -> None:
         rows = -(-len(whole) // size)
         self.begin = min(rank * rows, len(whole))
         self.part = np.ascontiguousarray(whole[self.begin : self.begin + rows])
-        self.whole = whole
+        self.whole, self.is_copied = whole, is_copied
 
 
 def shard_rows(patch: pytest.MonkeyPatch, round_bytes: int = 2**20) -> None:
@@ -33,7 +33,8 @@ def shard_rows(patch: pytest.MonkeyPatch, round_bytes: int = 2**20) -> None:
         node = numpy_arrays.encode_array(encoder, value.part, link, depth)
         offset = (value.begin, *(0 for _ in value.whole.shape[1:]))
         leaf = encoder.leaves[-1]
-        encoder.leaves[-1] = ShardLeaf.of(leaf, value.whole.shape, offset, is_copied=False)
+        made = ShardLeaf.of(leaf, value.whole.shape, offset, is_copied=value.is_copied)
+        encoder.leaves[-1] = made
         return node
 
     patch.setitem(HANDLERS, Rows, encode)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,12 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.history.actions import AddCheckpoint
 from holdfast.registry.history.log import RunLog
+from holdfast.registry.saving.collective import talk
 from holdfast.registry.saving.collective.sides import Following, Leading
 from holdfast.registry.values import parse_limits
 from holdfast.registry.writing.object_writer import Condemned
 from tests.registry.saving.collective.ranks import Mortal, Troubled, group_of, mortals, together
-from tests.registry.saving.collective.rows import WHOLE, state
+from tests.registry.saving.collective.rows import WHOLE, Rows, state
 from tests.support.faults import Died
 from tests.support.stores import objects
 
@@ -114,6 +115,25 @@ def test_a_late_rank_learns_how_its_call_ended_and_saves_with_the_next(reg: Regi
     assert len({made.digest for _, made in found}) == 1
 
 
+class Noting(Troubled):
+    """A rank that notes for how long it would wait."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group, lambda: None)
+        self.waits_s = set[float]()
+
+    def receive(self, name: str, senders: Sequence[int], timeout_s: float) -> dict[int, bytes]:
+        self.waits_s.add(timeout_s)
+        return super().receive(name, senders, timeout_s)
+
+
+def test_nobody_is_given_up_before_the_deadline(reg: Registry) -> None:
+    groups = [Noting(one) for one in group_of(2, WELL_S)]
+    assert all(isinstance(one, Checkpoint) for one in together(groups, saving(reg)))
+    first, second = (one.waits_s - {0} for one in groups)
+    assert (first, min(second)) == ({WELL_S}, WELL_S + talk._GRACE_S)
+
+
 def test_the_error_of_one_rank_is_raised_on_all_in_its_class(
     reg: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +216,30 @@ def test_values_that_differ_under_one_name_are_refused_by_path(
         assert path in str(error)
         assert "rank 1" in str(error)
     assert not reg.run("run").checkpoints()
+
+
+def test_copies_of_a_part_are_one_part_and_have_to_be_equal(reg: Registry) -> None:
+    """Each of four ranks has a quarter of `w`; of the others two ranks have each half."""
+    halved = {"large": WHOLE[:700], "small": np.arange(9.0)}
+
+    def saving_with(differs: str) -> Callable[[Group], Any]:
+        def save(group: Group) -> Any:
+            parts = {"w": Rows(WHOLE, group.rank, 4)}
+            for name, whole in halved.items():
+                mine = whole + np.float32(name == differs and group.rank == 3)
+                parts[name] = Rows(mine, group.rank % 2, 2, is_copied=True)
+            with holdfast.open(reg.url) as opened:
+                return opened.run("run", group=group).save({"model": parts}, step=1).digest
+
+        return save
+
+    for name, place in (("large", "ranks 1 and 3: model/large"), ("small", ": model/small")):
+        for error in together(group_of(4, WELL_S), saving_with(name)):
+            assert isinstance(error, IncompatibleState), error
+            assert place in str(error)
+    alone = reg.create_run("alone").save({"model": {"w": WHOLE, **halved}}, step=1)
+    assert together(group_of(4, WELL_S), saving_with("")) == [alone.digest] * 4
+    assert not reg.verify(deep=True).findings
 
 
 def test_metrics_that_differ_are_refused(reg: Registry) -> None:

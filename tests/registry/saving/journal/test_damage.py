@@ -491,8 +491,16 @@ def test_a_removed_journal_is_told(is_there: bool, tmp_path: Path, by_hand: None
 def test_a_save_that_another_process_carried_is_not_missed(tmp_path: Path, by_hand: None) -> None:
     machine = Machine(new_backend(), tmp_path / "journal")
     run = machine.run()
-    for step in (1, 2, 3):
+    newest_first = run.handle.journal.line.newest_first
+    run.save(make_state(1), step=1)
+    machine.carry()
+    assert [one.step for one in newest_first()] == [1]
+    for step in (2, 3):
         run.save(make_state(step), step=step)
+    goes_on = iter([True])
+    machine.carrier().carry(lambda: next(goes_on, False))
+    assert machine.folder.waiting() == [3]
+    assert [one.step for one in newest_first()] == [3, 2, 1]
     machine.carry()
     run.wait(remote=True)
     run.save(make_state(4), step=4)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from holdfast.registry.errors import (
     StoreUnavailable,
 )
 from holdfast.registry.face.factory import open_on
+from holdfast.registry.history.actions import SetStatus
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.saving.journal import background
 from holdfast.registry.saving.journal.background import BackgroundCarrier
@@ -33,6 +35,7 @@ from holdfast.registry.saving.journal.records import Entry
 from holdfast.registry.saving.journal.settings import Journal, choose_journal
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.store.store import create_config
+from holdfast.registry.values.figures import HERE
 from holdfast.registry.writing.change import Composed
 from tests.crash import scenarios
 from tests.registry.saving.journal.machines import RUN, Machine, Outage, actions_of, added
@@ -338,6 +341,19 @@ def test_a_status_is_said_once(machine: Machine, bucket: Hooked, by_hand: None) 
     assert [one.status for one in actions_of(bucket, "run.status")] == ["interrupted"]
 
 
+def test_the_status_at_the_end_of_a_process_is_put_behind_what_waits_once(
+    machine: Machine, bucket: Hooked, by_hand: None
+) -> None:
+    run = machine.run()
+    run.save(make_state(1), step=1)
+    set_behind = run.handle.saver._behind()
+    for _ in range(2):
+        assert set_behind(SetStatus(status="failed"))
+    machine.carry()
+    assert [one.status for one in actions_of(bucket, "run.status")] == ["failed"]
+    assert not set_behind(SetStatus(status="failed"))
+
+
 def test_other_commits_of_the_trainer_wait_for_the_registry(
     machine: Machine, bucket: Hooked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,6 +398,8 @@ def test_a_handle_that_ends_says_what_is_only_here(
     assert "run: 1 saves are only in the journal" in caplog.text
     assert "holdfast journal push" in caplog.text
     caplog.clear()
+    machine.run().close()  # one that has saved nothing waits for nothing
+    assert caplog.text == ""
     machine.carry()
     run.close()
     assert caplog.text == ""
@@ -478,12 +496,75 @@ def test_a_released_lock_is_free_although_a_child_has_its_descriptor(machine: Ma
     os.close(copy)
 
 
-def test_waiting_has_an_end(machine: Machine, by_hand: None) -> None:
+def test_waiting_has_an_end(
+    machine: Machine, by_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = machine.run()
     run.save(make_state(1), step=1)
     run.wait(timeout_s=0)
     with pytest.raises(TimeoutError, match="1 saves are only in the journal"):
         run.wait(remote=True, timeout_s=0)
+    waits = []
+
+    def carried_meanwhile(most_s: float) -> None:
+        waits.append(most_s)
+        machine.carry()
+
+    monkeypatch.setattr(run.handle.journal.line.carrier.told, "wait", carried_meanwhile)
+    run.wait(remote=True, timeout_s=10.0)
+    assert waits == [background.LOOK_S]
+
+
+def test_the_thread_tries_again_after_failures_and_waits_when_nothing_is_left(
+    machine: Machine,
+    by_hand: None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    carrier = machine.run().handle.journal.line.carrier
+    tried, waits = [], []
+
+    class Failing:
+        """A carrier that fails twice."""
+
+        def __init__(self, *given: object) -> None:
+            pass
+
+        def carry(self, goes_on: Callable[[], bool]) -> None:
+            tried.append(goes_on())
+            if len(tried) > 3:  # it has not waited
+                carrier.stop(0.0)
+            if len(tried) < 3:
+                raise StoreUnavailable("out of reach")
+
+    def wait(most_s: float | None) -> None:
+        waits.append(most_s)
+        carrier.stop(0.0)
+
+    monkeypatch.setattr(HERE, "_values", {})
+    monkeypatch.setattr(background, "Carrier", Failing)
+    monkeypatch.setattr(background, "RETRY_S", 0.001)
+    monkeypatch.setattr(carrier._work, "wait", wait)
+    carrier._run()  # in this thread
+    assert (tried, waits, carrier.error) == ([True] * 3, [None], None)
+    assert HERE.read(runs=False)["failures_total"] == {("StoreUnavailable", "journal"): 2}
+    assert caplog.text.count("the journal cannot be carried into the registry now") == 1
+
+
+def test_a_carrier_that_was_stopped_starts_again_with_the_next_save(
+    machine: Machine, bucket: Hooked
+) -> None:
+    run = open_on(bucket, journal=machine.journal).run(RUN, create=True, seed=7)
+    run.save(make_state(1), step=1)
+    run.wait(remote=True)
+    carrier = run.handle.journal.line.carrier
+    carrier.stop(300.0)
+    run.save(make_state(2), step=2)
+    thread = carrier._thread
+    while machine.folder.waiting() and thread.is_alive():
+        thread.join(0.01)
+    assert machine.folder.waiting() == []
+    run.close()
 
 
 def test_a_long_wait_for_the_registry_is_told(

@@ -274,8 +274,10 @@ def in_order(world: World) -> None:
     run = world.here.run()
     for step in (1, 2, 3):
         run.save(make_state(step), step=step)
-    world.here.carry()
+    told = []
+    world.here.carrier(lambda number, note: told.append((number, note.outcome))).carry()
     assert [step for step, _ in added(world.bucket)] == [1, 2, 3]
+    assert told == [(number, "carried") for number in (1, 2, 3)]
 
 
 def newest_first(world: World) -> None:

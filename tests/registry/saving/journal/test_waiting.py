@@ -378,12 +378,18 @@ def _rewind(on: Training) -> None:
     [(_collect, 1, "carried"), (_drop, 3, "refused"), (_rewind, 3, "stranded")],
 )
 def test_a_save_that_repeats_one_is_judged_by_the_log(
-    act: Callable[[Training], object], step: int, outcome: str, training: Training
+    act: Callable[[Training], object],
+    step: int,
+    outcome: str,
+    training: Training,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     training.machine.carry()
     act(training)  # which this handle has not read
     saved = training.run.save(state(step), step=step)
     assert saved.durable_in == "journal"
+    durable: list[str] = []
+    monkeypatch.setattr(training.bucket.inner, "make_durable", durable.extend)
     training.machine.carry()
     assert training.machine.outcomes()[4] == outcome
     if outcome == "carried":
@@ -391,6 +397,8 @@ def test_a_save_that_repeats_one_is_judged_by_the_log(
         assert_same(saved.load(), state(step))
         assert training.run.checkpoints()[-1] == saved
     else:
+        # A loss of power must not undo what it was judged by.
+        assert max(contents(training.bucket, f"runs/{RUN}/log/")) in durable
         with pytest.raises(Conflict):
             training.run.wait(remote=True)
 
