@@ -73,9 +73,6 @@ SURVIVORS = {
     "registry.saving.journal.folder:RunFolder.open_copy: 1 -> 2": (
         "Of `default=-1`: every number of commits is larger than both."
     ),
-    "registry.upkeep.live:_rest: len(kind) + 2 -> len(kind) - 2": (
-        "The rest is found by one listing in place of several at once."
-    ),
     "registry.saving.journal.background:DaemonPools.__init__: super().__init__(_THREADS) -> pass": (
         "Everything that uses what it would have is overridden."
     ),

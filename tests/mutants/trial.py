@@ -24,6 +24,7 @@ import pytest
 from tests.mutants.mutations import MODULES, Mutation
 from tests.mutants.reach import Reach, found_in, modules_in
 from tests.support.rewriting import target
+from tests.support.sometimes import Watch
 
 Outcome = Literal["killed", "out of time", "survived", "not reached"]
 #: How a child ends if its tests passed, if one failed, and if they could not be run.
@@ -139,6 +140,7 @@ class Trials:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Try the changes instead of running the tests."""
         self._items = {item.nodeid: item for item in session.items}
+        Watch.is_on = False
         for module in {module for modules in MODULES.values() for module in modules}:
             importlib.import_module(f"holdfast.{module}")
         if not [*self._folder.glob("reach-*.json")]:

@@ -22,6 +22,7 @@ from holdfast.registry.errors import (
     Malformed,
     MissingObject,
     RegistryError,
+    StoreFull,
     UnsupportedFormat,
 )
 from holdfast.registry.face.factory import open_on
@@ -916,6 +917,17 @@ def test_marking_an_idle_run_costs_two_requests(thinned, backend, reg):
         ("put_if_absent", slot_key("run", marked)),
         ("put", snapshot_key("run", marked)),  # the eighth slot; a mark before it has none
     ]
+
+
+def test_a_store_that_has_no_room_for_an_epoch_loses_nothing(thinned, backend):
+    class Full(Wrapper):
+        def put_if_absent(self, key, body):
+            raise StoreFull("no space", where=key)
+
+    before = contents(backend)
+    with open_on(Full(backend)) as opened, pytest.raises(StoreFull):
+        collect(opened.handle.store, grace_s=0.0)
+    assert contents(backend) == before
 
 
 def test_what_a_collector_read_after_its_mark_is_durable_before_it_deletes(

@@ -20,6 +20,7 @@ from holdfast.registry.errors import (
     AccessDenied,
     Conflict,
     MissingObject,
+    StoreFull,
     StoreUnavailable,
     StoreUnsuitable,
     Stranded,
@@ -458,6 +459,15 @@ def test_a_full_disk_of_the_journal_is_carried(
         machine.carry()
     assert [step for step, _ in added(bucket)] == [1, 2]
     assert machine.outcomes() == {2: "carried"}
+    noting = iter([StoreFull("no space"), None])
+
+    def note_if_room() -> None:
+        if error := next(noting):
+            raise error
+
+    monkeypatch.setattr(machine.folder._files, "give_up_reserve", lambda most: 0)
+    with pytest.raises(StoreFull):
+        machine.folder._with_reserve(note_if_room)
 
 
 @pytest.mark.parametrize("is_there", [True, False])
