@@ -76,4 +76,17 @@ SURVIVORS = {
     "registry.saving.journal.background:DaemonPools.__init__: super().__init__(_THREADS) -> pass": (
         "Everything that uses what it would have is overridden."
     ),
+    "registry.upkeep.planning:Planner._read_run: log.compact() -> pass": (
+        "It only frees memory: no collection asks for the records of evicted checkpoints."
+    ),
+    "registry.writing.object_writer:ObjectWriter.note_small: self._durable.update(keys) -> pass": (
+        "The files are only synced once more before the slot."
+    ),
+    "registry.saving.collective.talk:Calls.break_links: 1 -> 2": (
+        "The number only makes the name of connections another one."
+    ),
+    "registry.upkeep.gc:Collector.spend_reserve: len(chosen) > _CONDEMNED_WHEN_FULL -> "
+    "len(chosen) >= _CONDEMNED_WHEN_FULL": (
+        "Of exactly so many all are condemned, and the collection looks once more."
+    ),
 }
