@@ -31,7 +31,7 @@ from holdfast.registry.store import Store
 from holdfast.registry.values import Filter
 
 #: Form of the kept fields of a run; raise it with `RUN_COLUMNS` and `run_fields`.
-_FORM = 2
+_FORM = 3
 #: `time` is `timestamp[us, tz=UTC]`.
 Type = Literal["bool", "int64", "float64", "string", "time"]
 _INT64 = range(-(2**63), 2**63)
@@ -158,6 +158,8 @@ RUN_COLUMNS = (
     Column("owner", "string", "its owner, by default the user who created it"),
     Column("project", "string", "what it belongs to"),
     Column("labels", "string", "its labels, with commas between them"),
+    Column("tags", "string", "its tags, with commas between them"),
+    Column("releases", "string", "the versions of its releases, with commas between them"),
     Column("seed", "string", "the master seed: 0x and 16 hexadecimal digits"),
     Column("config", "string", "the configuration as JSON"),
 )
@@ -335,6 +337,8 @@ def _row(run: RunManifest) -> dict[str, object]:
         "best_step": best and best.step,
         "project": created and created.project,
         "labels": run.labels_now or None,
+        "tags": [*run.tags] or None,
+        "releases": [pin.name for pin in run.pins_of("release")] or None,
         "seed": created and f"0x{created.seed}",
         "config": created and json.dumps(json_ready(decode_plain(run.config))),
     }

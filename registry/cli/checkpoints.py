@@ -77,8 +77,15 @@ def ls(
         default=None,
     ),
     evicted: bool = flag("--evicted", "Also evicted checkpoints, or entries of the pool."),
+    names: bool = flag("--names", "The latest release, tags and labels: who set them, and when."),
 ) -> Answer:
-    """List checkpoints, newest last, or what else a run holds."""
+    """List checkpoints, newest last, or what else a run holds.
+
+    With --names also of all runs: the latest release is what is in production.
+    """
+    if names:
+        listing = Listing(opened)
+        return pins.named(listing, [opened.run(run)] if run else listing.runs())
     if run is not None:
         run, slash, kind = run.partition("/")
         one = opened.run(run)

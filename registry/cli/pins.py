@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,10 @@ from holdfast.backends.escape import quoted
 from holdfast.registry.cli import completing, describe, options, output
 from holdfast.registry.cli.columns import Column, metrics, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command, listed
+from holdfast.registry.cli.listing import Listing
 from holdfast.registry.cli.opening import address_of, moves, writes
 from holdfast.registry.cli.options import argument, option
-from holdfast.registry.curation import Release
+from holdfast.registry.curation import Naming, Release, read_namings
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.face import Registry, Run
 from holdfast.registry.history.replay import Pin
@@ -24,6 +27,13 @@ _PINS = (
     metrics(drop=4),
     *numbers("age=set", text=describe.age, none="-", drop=1),
     Column("marks", text=", ".join, drop=3),
+)
+_NAMINGS = (
+    Column("kind", text=lambda kind: "latest release" if kind == "release" else kind),
+    Column("name"),
+    Column("of", "source"),
+    Column("by", none="-", drop=2),
+    Column("since", text=lambda time: output.date(describe.time_ms_of(time)), none="-", drop=1),
 )
 #: The kinds of names that keep stored states.
 KINDS = ("tags", "gates", "releases", "artifacts")
@@ -63,6 +73,29 @@ def listing(run: Run, kind: str) -> Answer:
         if kind in ("pins", "gates") and one == "gates":
             found += _unset(run, {pin["name"] for pin in found if pin["kind"] == "gate"})
     return listed(_PINS, found, dict, first=describe.monitored(run), none=f"no {kind} yet")
+
+
+def named(listing: Listing, runs: Sequence[Run]) -> Answer:
+    """Return the latest release, the tags and the labels of runs as an answer."""
+
+    def read(run: Run) -> list[dict[str, Any]]:
+        return [_naming(run, one) for one in read_namings(run.handle.log).found]
+
+    found = [row for rows in listing.described(runs, read).values() for row in rows]
+    found.sort(key=lambda row: ("release", "tag", "label").index(row["kind"]))
+    none = "no releases, tags or labels yet"
+    return replace(listed(_NAMINGS, found, dict, none=none), damaged=listing.damaged)
+
+
+def _naming(run: Run, one: Naming) -> dict[str, Any]:
+    at = None if one.pin is None else describe.source(run, one.pin.checkpoint)
+    return {
+        **describe.picked(one, "kind name ref"),
+        "id": one.pin and one.pin.manifest,
+        "source": at or one.ref,
+        "by": one.author,
+        "since": None if one.time_ms is None else describe.iso(one.time_ms),
+    }
 
 
 def _row(run: Run, pin: Pin) -> dict[str, Any]:

@@ -53,7 +53,7 @@ _LS = (
     Column("owner", none="-", drop=7),
 )
 #: Form of `summary`; raise it whenever that or `run_json` makes something else.
-FORM = 4
+FORM = 5
 _WHERE = "Only runs that fit, such as 'lr < 1e-3 and status=failed and name~vit'."
 _OWNER = option("--owner", "NAME", "Its owner; by default the user who creates it.")
 _PROJECT = option("--project", "NAME", "The project that it belongs to.")

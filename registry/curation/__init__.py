@@ -1,7 +1,8 @@
 """Names that keep stored states, evictions that a user asks for, the opponent pool, and streams.
 
 - `pins`: gates, artifacts and tags; `releases`: states under semantic versions; `cards`: model
-  cards as YAML. `forking`: a new run that continues from a checkpoint of another one.
+  cards as YAML; `namings`: who set a release, tag or label. `forking`: a new run that continues
+  from a checkpoint of another one.
 - `pruning`: prune, evict, thin, undo, drop a run; `thinning`: the places of thinned checkpoints;
   `holding`: holds until a date; `dropping`: the drop of a run, and its undrop.
 - `pool`: past models with ratings, for self-play. `streams`: append-only histories.
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from holdfast.registry.curation.cards import write_card as write_card
     from holdfast.registry.curation.forking import inherit as inherit
     from holdfast.registry.curation.forking import inheritance as inheritance
+    from holdfast.registry.curation.namings import Naming as Naming
+    from holdfast.registry.curation.namings import Namings as Namings
+    from holdfast.registry.curation.namings import names_of as names_of
+    from holdfast.registry.curation.namings import read_namings as read_namings
     from holdfast.registry.curation.pins import Artifacts as Artifacts
     from holdfast.registry.curation.pins import Gates as Gates
     from holdfast.registry.curation.pins import Pins as Pins

@@ -17,6 +17,7 @@ from typing import Self, TypeVar
 
 from holdfast.backends.wrappers import Metered, ReadOnly
 from holdfast.backends.wrappers.metered import Usage
+from holdfast.registry.curation import Namings, read_namings
 from holdfast.registry.errors import (
     IntegrityError,
     RegistryError,
@@ -84,6 +85,7 @@ class Source:
         self._runs: dict[str, Run] = {}
         self._ends: dict[str, LogEnd] = {}  # how their logs ended when they were read last
         self._chronicles: dict[str, Chronicle] = {}
+        self._namings: dict[str, Future[Namings]] = {}
         self._births: dict[str, Birth | None] = {}
         self._opening: dict[str, _Reading] = {}
         self._reading: dict[tuple[str, int], Future[Chronicle]] = {}
@@ -194,6 +196,16 @@ class Source:
         """Start to read something while the caller reads something else."""
         return self._threads.submit(read)
 
+    def begin_namings(self, run: Run) -> Future[Namings]:
+        """Start to read who named what in a run; commits that were read are not read again."""
+        with self._lock:
+            before = self._namings.get(run.id)
+            if before is not None and not before.done():
+                return before
+            known = Namings() if before is None or before.exception() else before.result()
+            found = self._namings[run.id] = self.begin(lambda: read_namings(run.handle.log, known))
+            return found
+
     def births(self, names: Sequence[str]) -> dict[str, Birth | None]:
         """Return the beginnings of runs: one request for each that was not read before.
 
@@ -241,6 +253,7 @@ class Source:
             with self._lock:  # the next call opens it again: the log may have been restored
                 self._runs.pop(run.id, None)
                 self._chronicles.pop(run.id, None)
+                self._namings.pop(run.id, None)
             raise
 
     def _read(self, name: str, notes: int | None) -> Run:

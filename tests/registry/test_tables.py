@@ -186,8 +186,10 @@ def test_a_second_table_opens_no_run_and_is_equal(
     loss = Monitor(metric="loss", mode="min")
     with holdfast.init(tmp_path / "reg", skip_race_probe=True) as reg:
         run = reg.create_run("a", monitor=loss, labels=["x"], config={"lr": math.nan})
-        run.save(small_state(), step=1, metrics={"loss": 0.5, "nan": math.nan})
-    choice: dict[str, Any] = {"where": "created > 2020-01-01 and labels=x", "since_s": 3600}
+        run.releases.publish("1.0.0", run.save(small_state(), step=1, metrics={"nan": math.nan}))
+        run.pins.tags.set("paper", run.checkpoints()[0])
+    where = "created > 2020-01-01 and labels=x and tags=paper and releases=1.0.0"
+    choice: dict[str, Any] = {"where": where, "since_s": 3600}
     with holdfast.open(tmp_path / "reg") as reg:
         first, chosen = reg.runs_table(), reg.runs_table(**choice)
         assert chosen.num_rows == 1

@@ -15,6 +15,7 @@ from holdfast.registry.ui.pages import (
     diff,
     health,
     lineage,
+    names,
     pool,
     run,
     runs,
@@ -25,6 +26,7 @@ from holdfast.registry.ui.pages.view import View
 
 VIEWS: tuple[View, ...] = (
     runs.VIEW,
+    names.VIEW,
     lineage.VIEW,
     run.VIEW,
     lineage.OF_RUN,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+from holdfast.registry.curation import names_of
 from holdfast.registry.curation.streams import LOG, SAMPLES, each_step_once, read_segments
 from holdfast.registry.deriving.merging import merged_from
 from holdfast.registry.errors import BeyondLimit, IntegrityError, UnsupportedFormat
@@ -59,6 +60,8 @@ SEGMENTS_UNASKED = 16
 SEGMENT_UNASKED_BYTES = 32 * 2**20
 #: Segments of logged texts and pictures that are read unless the user asks for all of them.
 _NEWEST = 3
+#: Headings of names.
+_NAMED = {"release": "in production", "tag": "tag", "label": "label"}
 #: Maximum number of fields with a chart.
 _MOST_FIELDS = 6
 
@@ -340,7 +343,9 @@ def _facts(opened: Run, chronicle: Chronicle) -> Iterable[tuple[str, str]]:
     # The user who put commit 0 is looked for once that was read: the page waits for no request.
     yield "owner", (named if chronicle.first_slot else opened.handle.log.owner()) or ""
     yield "project", (created and created.project) or ""
-    yield "labels", ", ".join(run.labels_now)
+    for one in names_of(run, chronicle.commits[::-1]).found:
+        by = f", by {one.author} since {format_time(one.time_ms)}" if one.time_ms else ""
+        yield _NAMED[one.kind], f"{one.name}{by}"
     yield "preset", run.spec.name
     yield "monitors", ", ".join(f"{one.label} ({one.mode})" for one in run.monitors)
     yield "seed", f"0x{created.seed}" if created else ""

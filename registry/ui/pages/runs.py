@@ -70,7 +70,7 @@ class RunRow:
     spark: tuple[float, ...] = ()  # its values by checkpoint, oldest first
     commits: int = 0  # commits of its log as they are shown
     parent: str | None = None  # the run that it was forked from
-    words: tuple[str, ...] = ()  # its project and labels
+    words: tuple[str, ...] = ()  # its project, labels, tags and latest release
     #: In words: damage, a monitored metric that is not finite or never came.
     problems: tuple[str, ...] = ()
     reason: str | None = None  # the exception that made it `failed`, if it is known
@@ -319,7 +319,8 @@ def own_best(run: RunManifest, monitor: Monitor) -> CheckpointRecord | None:
 
 def _words(run: RunManifest) -> tuple[str, ...]:
     project = (run.created.project,) if run.created and run.created.project else ()
-    return (*project, *run.labels_now)
+    release = () if run.release is None else (f"releases/{run.release}",)
+    return (*project, *run.labels_now, *(f"tags/{name}" for name in run.tags), *release)
 
 
 def monitor_of(run: RunManifest) -> Monitor | None:

@@ -77,6 +77,22 @@ def test_rollback(call: Call, call_json: Callable[..., Any]) -> None:
     action = call_json("log", "demo")[0]["actions"][0]
     assert action == {"action": "release.point", "version": "1.0.0", "reason": "1.1.0 is slow"}
     call("release", "rollback", "demo", "1.2.0", status=4)
+    # One command says what is in production, and who put it there, over all kinds of names.
+    call("run", "set", "demo", "--label", "prod")
+    names = call_json("ls", "--names")
+    assert names == call_json("ls", "demo", "--names")
+    assert [(one["kind"], one["name"], one["source"]) for one in names] == [
+        ("release", "1.0.0", "demo/main/step00000010"),
+        ("tag", "keeper", "demo/phase2/step00000020"),
+        ("label", "prod", "demo"),
+    ]
+    commits = {one["time"]: one["author"] for one in call_json("log", "demo")}
+    assert [commits[one["since"]] for one in names] == [one["by"] for one in names]
+    assert names[0]["since"] == call_json("log", "demo")[1]["time"]
+    latest = call("ls", "--names").stdout.splitlines()[1]
+    assert latest.startswith("latest release  1.0.0   demo/main/step00000010")
+    for where in ("labels=prod", "tags=keeper", "releases=1.1.0"):
+        assert [one["run"] for one in call_json("run", "ls", "--where", where)] == ["demo"]
     assert call_json("release", "rollback", "demo", "1.1.0")["latest"] is True
 
 
@@ -95,7 +111,7 @@ def test_a_release_is_pulled_and_shown(
     found = call_json("show", "demo/releases/1.0.0")
     assert set(found) == {
         *("ref", "id", "run", "kind", "created", "metrics", "source", "size_bytes"),
-        *("components", "lossy", "file", "card", "marks"),
+        *("components", "lossy", "file", "card", "marks", "pull", "load"),
     }
     assert (found["kind"], found["source"]) == ("release", "demo/main/step00000010")
     assert call_json("run", "show", "demo")["releases"] == ["1.0.0"]

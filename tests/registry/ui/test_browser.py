@@ -23,6 +23,7 @@ Opened = Callable[[str], Watched]
 #: Every view with the addresses that the tests open: those without a run on an empty registry too.
 PATHS = {
     "runs": ["/", "/?q=night&sort=-best"],
+    "names": ["/names"],
     "lineage": ["/lineage"],
     "run": ["/runs/night", "/runs/night-wide"],
     "run_lineage": ["/runs/night-wide/lineage"],

@@ -27,7 +27,9 @@ def fill(reg: Registry) -> None:
     """Add to the ordinary runs a sweep over lr, a run that failed, and one that is trained."""
     ordinary(reg)
     for number in range(_SWEEP):
-        run = reg.create_run(f"sweep-{number:02d}", monitor=LOSS, config={"lr": 10.0**-number})
+        labels = ["next"] * (number == 29)
+        config = {"lr": 10.0**-number}
+        run = reg.create_run(f"sweep-{number:02d}", monitor=LOSS, config=config, labels=labels)
         for step in (100, 200):
             loss = (0.01 if number == 7 else 1 + number) + step / 1e4
             run.save(state(step), step=step, metrics={"loss": loss})
@@ -171,8 +173,12 @@ def test_where_does_it_come_from(visitor: Visitor) -> None:
 
 
 def test_what_is_in_production_and_who_put_it_there(visitor: Visitor, questions: Site) -> None:
-    visitor.click(run("night"))
-    assert "1.0.0" in visitor.sees("#summary")
-    visitor.click("#timeline summary")
-    row = visitor.sees('#timeline tr:has(td:text-is("release"))')
-    assert re.search(r"release 1\.0\.0 main/step00000080 \S+@\S+$", row)
+    visitor.click('nav a:text-is("Names")')
+    first, *others = visitor.page.locator("#names tbody tr").all_inner_texts()
+    first = " ".join(first.split())
+    assert re.match(r"1\.0\.0 latest release night main/step00000080 \S+@\S+ 20\S+ \S+Z$", first)
+    assert [one.split()[:3] for one in others] == [
+        ["shipped", "tag", "night"],
+        ["next", "label", "sweep-29"],
+        ["prod", "label", "night-wide"],
+    ]

@@ -17,6 +17,7 @@ from holdfast.registry.spec import Retention
 from holdfast.registry.ui.pages.checkpoint import state_view
 from holdfast.registry.ui.pages.health import health_view
 from holdfast.registry.ui.pages.lineage import read_lineage
+from holdfast.registry.ui.pages.names import read_names
 from holdfast.registry.ui.pages.run import show_run
 from holdfast.registry.ui.pages.runs import BIRTHS_UNASKED, PAGE, list_runs
 from holdfast.registry.ui.pages.side_by_side import compare_runs
@@ -202,6 +203,7 @@ _BOTH = 1 + 4 + (4 + 7)
 _VIEWS: dict[str, tuple[Callable[[Source], object], int]] = {
     "runs": (list_runs, _BOTH + 2),
     "health": (health_view, _BOTH + 2 + 1),
+    "names, without any": (read_names, _BOTH),
     "lineage": (read_lineage, _BOTH + 2),
     "side by side, nothing evicted": (lambda source: compare_runs(source, ["trained"]), 4 + 7),
     "checkpoint": (lambda source: state_view(source, "ended/latest"), 4 + 1),
