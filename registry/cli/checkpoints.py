@@ -29,7 +29,7 @@ from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.curation import Release, checkpoint_marks, write_card
 from holdfast.registry.deriving.merging import MERGE, merged_from
 from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
-from holdfast.registry.face import Registry, Run
+from holdfast.registry.face import Registry, Run, pull_command, python_lines
 from holdfast.registry.loading import Checkpoint, Stored
 from holdfast.registry.upkeep import Damage
 
@@ -194,8 +194,8 @@ def show(
 ) -> Answer:
     """Show a checkpoint, release, artifact or pool entry.
 
-    Its components are listed below it, or the model card of a release. The text of --files can be
-    given to `sha256sum -c` in a folder that `pull` has written.
+    Its components are listed below it, or the model card of a release, and how to get it. The text
+    of --files can be given to `sha256sum -c` in a folder that `pull` has written.
     """
     stored = opened.stored(ref)
     if stats:
@@ -204,7 +204,7 @@ def show(
         raise typer.BadParameter("a PATTERN and --dask are for --stats")
     if files:
         return _files(stored)
-    shape = _shape(opened.run(stored.run_id), stored)
+    shape = _shape(opened.run(stored.run_id), stored, opened.url)
     if tensors:
         shape["tensors"] = [describe.tensor_json(info) for info in stored.tensors().values()]
     return Answer(lambda: shape, lambda: _print_stored(stored, shape))
@@ -228,13 +228,14 @@ def _files(stored: Stored) -> Answer:
     )
 
 
-def _shape(run: Run, stored: Stored) -> dict[str, Any]:
+def _shape(run: Run, stored: Stored, url: str) -> dict[str, Any]:
     if isinstance(stored, Checkpoint):
         shape = describe.checkpoint_json(run, stored)
     else:
         shape = _stored_json(run, stored)
     # It asks for the manifest alone, which every stored state has.
-    return {**shape, "file": formats.opaque_name(stored)}
+    how = {"pull": pull_command(url, stored), "load": python_lines(url, stored)}
+    return {**shape, "file": formats.opaque_name(stored), **how}
 
 
 def _stored_json(run: Run, stored: Stored) -> dict[str, Any]:
@@ -292,6 +293,7 @@ def _print_stored(stored: Stored, shape: dict[str, Any]) -> Iterator[Part]:
     if "tensors" in shape:
         yield ""
         yield Table(_TENSORS, [{**one, "stored_as": _dtype(one)} for one in shape["tensors"]])
+    yield f"\nget it, as a file or in Python:\n\n{shape['pull']}\n\n{shape['load']}"
 
 
 def _meta(meta: object) -> dict[str, object]:

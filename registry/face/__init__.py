@@ -8,7 +8,8 @@
 - `run`: `Run`, the handle that trains; `resuming`: how its training comes back, and how a `with`
   block ends. Its facets: `phases`, `exchange`, `follow`, `history`; `pins`, `releases`, `pool`,
   `streams` and `retention` are those of `curation`.
-- `options`: options that several calls share, each list written once.
+- `options`: options that several calls share, each list written once. `getting`: how to load a
+  state elsewhere, to copy.
 - `rng`: random number generators as a part of a state; `resume_check`: compares a training that
   goes straight with one that resumes.
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from holdfast.registry.face.factory import init as init
     from holdfast.registry.face.factory import open as open  # noqa: A004
     from holdfast.registry.face.factory import open_on as open_on
+    from holdfast.registry.face.getting import pull_command as pull_command
+    from holdfast.registry.face.getting import python_lines as python_lines
     from holdfast.registry.face.metrics import Export as Export
     from holdfast.registry.face.metrics import exposition as exposition
     from holdfast.registry.face.options import NewRun as NewRun

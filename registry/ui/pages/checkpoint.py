@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 from holdfast.registry.comparing import Histogram, TensorStats, histogram, stats_of
 from holdfast.registry.curation import Release, checkpoint_marks
 from holdfast.registry.errors import InvalidInput, RegistryError, StoreUnavailable
-from holdfast.registry.face import find_in_run, is_digest
-from holdfast.registry.formats import OPAQUE
+from holdfast.registry.face import find_in_run, is_digest, pull_command, python_lines
 from holdfast.registry.history import decode_or_keep, parent_ref
 from holdfast.registry.history.replay import CheckpointRecord, Note, RunManifest
-from holdfast.registry.loading import Checkpoint, FileInfo, Stored, is_tree, tensors_by_path
+from holdfast.registry.loading import Checkpoint, FileInfo, Stored, tensors_by_path
 from holdfast.registry.objects import TensorEntry
-from holdfast.registry.pytree import leaf_kinds
 from holdfast.registry.ui.charts import Chart
 from holdfast.registry.ui.pages.contents import Contents, contents_of, histogram_chart, treemap
 from holdfast.registry.ui.pages.view import Asked, Shown, Trouble, View, tried
@@ -118,8 +115,8 @@ def state_view(source: Source, ref: str) -> StateView:
         meta=None if record is None else decode_or_keep(record.meta),
         card=(card or "")[:CARD_SHOWN],
         provenance=_provenance(run, record),
-        pull=_pull(source.place, stored, contents),
-        load=_load(source.place, stored),
+        pull=pull_command(source.place, stored, is_whole=contents is not None),
+        load=python_lines(source.place, stored),
         troubles=tuple(dict.fromkeys(troubles)),
     )
 
@@ -176,27 +173,6 @@ def _provenance(run: RunManifest, record: CheckpointRecord | None) -> Provenance
         tuple(sorted(created.environment.items())),
         decode_or_keep(run.config if record is None else run.config_at(record.n)),
     )
-
-
-def _pull(url: str, stored: Stored, contents: Contents | None) -> str:
-    """Return a command that writes a file which can hold the state."""
-    target = stored.ref.replace("/", "-") + ("" if contents is None else _extension(stored))
-    lines = ["holdfast", "pull", stored.ref], ["--to", target], ["-r", url]
-    return " \\\n  ".join(map(shlex.join, lines))
-
-
-def _extension(stored: Stored) -> str:
-    parts = stored.manifest.components
-    if is_tree(parts) or set(parts) == {OPAQUE}:
-        return ""
-    kinds = {kind for part in parts.values() for kind in leaf_kinds(part.skeleton).values()}
-    return ".zarr" if "numpy" in kinds else ".pt"  # arrays of NumPy need code in a `.pt`
-
-
-def _load(url: str, stored: Stored) -> str:
-    call = "checkpoint" if isinstance(stored, Checkpoint) else "stored"
-    opened = f"reg = holdfast.open({url!a})"
-    return f"import holdfast\n\n{opened}\nstate = reg.{call}({stored.ref!a}).load()"
 
 
 #: Number of checkpoints, before and after together, whose chunks are compared.

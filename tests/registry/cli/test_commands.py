@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Callable
@@ -170,6 +171,20 @@ def test_show(call: Call) -> None:
     assert "meta.note  hi" in shown
     assert "tensor " not in shown
     assert "model/w  float32  [600]  2.3 KiB" in call("show", "demo", "--tensors").stdout
+
+
+def test_show_says_how_to_get_it(
+    call: Call, call_json: Callable[..., Any], url: str, tmp_path: Path
+) -> None:
+    found = call_json("show", "demo/main/step10")
+    shown = call("show", "demo/main/step10").stdout
+    assert shown.endswith(f"\n\n{found['pull']}\n\n{found['load']}\n")
+    names: dict[str, Any] = {}
+    exec(found["load"], names)
+    assert names["state"]["epoch"] == 1
+    command, *words = shlex.split(found["pull"].replace("\\\n", ""))
+    words[words.index("--to") + 1] = str(tmp_path / "got.zarr")
+    assert (command, "got.zarr" in call(*words).stdout) == ("holdfast", True)
 
 
 def test_what_is_held_back_is_marked(call: Call, call_json: Callable[..., Any], url: str) -> None:

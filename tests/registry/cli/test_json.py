@@ -49,7 +49,7 @@ def test_ls(call_json: CallJson) -> None:
 
 def test_show(call_json: CallJson) -> None:
     shown = call_json("show", "demo", "--tensors")
-    assert set(shown) == RECORD | {"components", "lossy", "file", "tensors"}
+    assert set(shown) == RECORD | {"components", "lossy", "file", "tensors", "pull", "load"}
     assert set(shown["components"][0]) == {"name", "digest", "tensors", "size_bytes"}
     (tensor,) = shown["tensors"]
     assert set(tensor) == {"path", "dtype", "original", "shape", "size_bytes", "content"}

@@ -93,7 +93,8 @@ def test_a_table_fits_and_breaks_no_name_or_number(
         monkeypatch.setenv("COLUMNS", str(width))
         printed[width] = call(*command.split()).stdout
     # Narrower ones have no room for an id, or for a name.
-    assert all(cell_len(line.rstrip()) <= 80 for line in printed[80].splitlines())
+    table = printed[80].partition("\nget it,")[0]  # what follows is to be copied, so never broken
+    assert all(cell_len(line.rstrip()) <= 80 for line in table.splitlines())
     for width in (80, 50):
         new = set(printed[width].split()) - set(printed[1000].split())
         assert not {word for word in new if not AGE.fullmatch(word)}, width
