@@ -31,7 +31,7 @@ from holdfast.registry.store import Store
 from holdfast.registry.values import Filter
 
 #: Form of the kept fields of a run; raise it with `RUN_COLUMNS` and `run_fields`.
-_FORM = 3
+_FORM = 4
 #: `time` is `timestamp[us, tz=UTC]`.
 Type = Literal["bool", "int64", "float64", "string", "time"]
 _INT64 = range(-(2**63), 2**63)
@@ -140,7 +140,9 @@ def _rows(run_id: str, records: Iterable[CheckpointRecord]) -> Iterator[dict[str
 
 RUN_COLUMNS = (
     Column("run", "string", "its name"),
-    Column("status", "string", "running, interrupted, completed, failed, dropped or damaged"),
+    Column(
+        "status", "string", "running, interrupted, completed, failed, merged, dropped or damaged"
+    ),
     Column("error", "string", "why it cannot be read, or why it was dropped"),
     Column("phase", "string", "the phase that training is in"),
     Column("preset", "string", "the name of its preset"),
@@ -320,7 +322,7 @@ def _row(run: RunManifest) -> dict[str, object]:
     best = None if monitor is None else run.best(monitor)
     return {
         "run": run.run_id,
-        "status": run.status if run.dropped is None else "dropped",
+        "status": run.shown_status if run.dropped is None else "dropped",
         "error": run.dropped or run.reason,
         "phase": run.phase,
         "preset": run.spec.name or None,

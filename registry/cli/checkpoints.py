@@ -27,9 +27,9 @@ from holdfast.registry.cli.opening import DASK, moves, reads, writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.curation import Release, checkpoint_marks, write_card
-from holdfast.registry.deriving.merging import MERGE, merged_from
 from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
 from holdfast.registry.face import Registry, Run, pull_command, python_lines
+from holdfast.registry.history import MERGE, merged_from
 from holdfast.registry.loading import Checkpoint, Stored
 from holdfast.registry.upkeep import Damage
 

@@ -22,13 +22,13 @@ from holdfast.registry.cli.listing import Listing, sparkline
 from holdfast.registry.cli.opening import reads, writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.curation import run_remarks
-from holdfast.registry.deriving.merging import merged_from
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.face import Registry, Run
 from holdfast.registry.history import (
     decode_or_keep,
     decode_plain,
     json_ready,
+    merged_from,
     parent_ref,
     phase_value,
 )
@@ -53,7 +53,7 @@ _LS = (
     Column("owner", none="-", drop=7),
 )
 #: Form of `summary`; raise it whenever that or `run_json` makes something else.
-FORM = 5
+FORM = 6
 _WHERE = "Only runs that fit, such as 'lr < 1e-3 and status=failed and name~vit'."
 _OWNER = option("--owner", "NAME", "Its owner; by default the user who creates it.")
 _PROJECT = option("--project", "NAME", "The project that it belongs to.")
@@ -163,6 +163,7 @@ def summary(run: Run) -> dict[str, Any]:
     row = run_json(run, None, Damage({}, {}))
     return {
         "row": json_ready(row) | {"best_values": row["best_values"]},
+        "status": manifest.shown_status,
         "trend": [one.measured(record.metrics) for one in monitors[:1] for record in records],
         "remarks": [one.partition(":")[0] for one in run_remarks(manifest)],
         "due_ms": heard_of(run).due_ms,
@@ -185,7 +186,7 @@ def _row(
 
 def _for_people(row: Mapping[str, Any], one: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a row that `--json` has in another form, or does not have."""
-    status = ", ".join(_status(row, one["remarks"]))
+    status = ", ".join(_status(row, one["status"], one["remarks"]))
     return {"status": status, "trend": one["trend"], "best_order": _best_order(row)}
 
 
@@ -203,14 +204,14 @@ def heard_of(run: Run) -> LastHeard:
     return last_heard(run.manifest, int(clock.time() * 1000))
 
 
-def _status(row: Mapping[str, Any], remarks: Iterable[str]) -> Iterator[str]:
+def _status(row: Mapping[str, Any], status: str, remarks: Iterable[str]) -> Iterator[str]:
     """Yield the status of a run, and its problems."""
     if row["dropped"] is not None:
         yield "dropped"
         if row["freed"]:
             yield "freed"
         return
-    yield row["status"]
+    yield status
     if row["last_heard"]["overdue"]:
         yield "overdue"
     if row["damaged"]:

@@ -114,10 +114,10 @@ def _for_people(run: Run, forks: list[str] | None) -> dict[str, Any]:
     shape, declared = run_json(run, forks), run.manifest.spec.phases
     phase = run.manifest.phase or (declared[0].name if declared else "")
     return {
-        **{name: shape[name] for name in ("run", "status")},
+        "run": run.id, "status": run.manifest.shown_status,
         "problem": "; ".join(run_remarks(run.manifest)),
         "keeps": tiers_text(kept(run.manifest.spec.phase(phase))),
-        **shape,
+        **{name: value for name, value in shape.items() if name != "status"},
         **{name: {m: v for m, v in shape[name].items() if v is not None} for name in _BESTS},
         "total_steps": _steps_text(run.manifest.latest(), shape["total_steps"]),
         "created": output.time(run.manifest.created_ms),

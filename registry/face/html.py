@@ -18,7 +18,7 @@ def run_html(run: RunManifest) -> str:
     """Return a run as HTML: its status, its best checkpoints, and the newest ones as a table."""
     live = run.live()
     facts = {
-        "status": run.status if run.dropped is None else f"dropped: {run.dropped}",
+        "status": run.shown_status if run.dropped is None else f"dropped: {run.dropped}",
         "failed": run.reason,
         "problem": "; ".join(run_remarks(run)),
         "phase": run.phase,

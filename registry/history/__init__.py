@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from holdfast.registry.history.log import list_runs as list_runs
     from holdfast.registry.history.log import new_authorship as new_authorship
     from holdfast.registry.history.log_values import MAX_STEP as MAX_STEP
+    from holdfast.registry.history.log_values import MERGE as MERGE
     from holdfast.registry.history.log_values import check_metrics as check_metrics
     from holdfast.registry.history.log_values import check_name as check_name
     from holdfast.registry.history.log_values import check_phase as check_phase
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from holdfast.registry.history.log_values import join_plain as join_plain
     from holdfast.registry.history.log_values import json_ready as json_ready
     from holdfast.registry.history.log_values import kept_ref as kept_ref
+    from holdfast.registry.history.log_values import merged_from as merged_from
     from holdfast.registry.history.log_values import moment as moment
     from holdfast.registry.history.log_values import parent_ref as parent_ref
     from holdfast.registry.history.log_values import phase_segment as phase_segment

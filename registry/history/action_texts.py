@@ -6,7 +6,13 @@ from collections.abc import Iterable, Mapping
 
 from holdfast.registry.history import actions
 from holdfast.registry.history.actions import Action, Commit
-from holdfast.registry.history.log_values import format_time, parent_ref, step_ref
+from holdfast.registry.history.log_values import (
+    decode_or_keep,
+    format_time,
+    merged_from,
+    parent_ref,
+    step_ref,
+)
 from holdfast.registry.values import counted, metrics
 
 #: Characters of a note in a list.
@@ -166,6 +172,7 @@ def _checkpoint_in_words(action: Action, refs: Mapping[int, str], n: int) -> str
 
 
 def _added(action: actions.AddCheckpoint, ref: str) -> str:
+    sources = merged_from(decode_or_keep(action.meta))
     parts = [
         f"save {ref} {action.manifest.short}",
         metrics(action.metrics),
@@ -173,6 +180,7 @@ def _added(action: actions.AddCheckpoint, ref: str) -> str:
         f"with {', '.join(action.companions)}" if action.companions else "",
         f"NaN or infinity in {', '.join(action.nonfinite)}" if action.nonfinite else "",
         "(held back)" if action.held_back else "",
+        f"merged from {', '.join(sources)}" if sources else "",
     ]
     return " ".join(filter(None, parts))
 

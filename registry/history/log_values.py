@@ -18,6 +18,9 @@ from holdfast.registry.errors import IncompatibleState, InvalidInput, Unsupporte
 from holdfast.registry.history.actions import Parent
 from holdfast.registry.values import Digest, canonical, check_json
 
+#: The key of a checkpoint's meta that names the sources of a merge.
+MERGE = "merge"
+
 
 class _AtStep(Protocol):
     """A checkpoint, or a state made from one, with its phase and step."""
@@ -122,6 +125,21 @@ def decode_or_keep(encoded: canonical.Json) -> Any:
         return None if encoded is None else decode_plain(encoded)
     except IncompatibleState:
         return encoded
+
+
+def merged_from(meta: Any) -> list[str]:
+    """Return the sources of a merge with their weights; none if a meta tells of no merge."""
+    try:
+        merge = meta[MERGE]
+        sources = [one["ref"] for one in merge["sources"]]
+        if not all(isinstance(ref, str) for ref in sources):
+            return []
+        if "weights" not in merge:
+            return sources
+        pairs = zip(sources, merge["weights"], strict=True)
+        return [f"{ref} (weight {weight})" for ref, weight in pairs]
+    except (TypeError, KeyError, ValueError):
+        return []
 
 
 def plain_digest(skeleton: canonical.Json) -> Digest:

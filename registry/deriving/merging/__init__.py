@@ -10,7 +10,7 @@ Specified in docs/spec.md, section 34.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from holdfast.registry.values.first_use import at_first_use
 
@@ -18,21 +18,3 @@ if TYPE_CHECKING:
     from holdfast.registry.deriving.merging.merged_save import merge as merge
 else:
     __getattr__ = at_first_use(__name__)
-
-#: The key of a checkpoint's meta that names the sources of a merge.
-MERGE = "merge"
-
-
-def merged_from(meta: Any) -> list[str]:
-    """Return the sources of a merge with their weights; none if a meta tells of no merge."""
-    try:
-        merge = meta[MERGE]
-        sources = [one["ref"] for one in merge["sources"]]
-        if not all(isinstance(ref, str) for ref in sources):
-            return []
-        if "weights" not in merge:
-            return sources
-        pairs = zip(sources, merge["weights"], strict=True)
-        return [f"{ref} (weight {weight})" for ref, weight in pairs]
-    except (TypeError, KeyError, ValueError):
-        return []

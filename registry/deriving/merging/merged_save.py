@@ -15,11 +15,11 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.backends.escape import printable, quoted
-from holdfast.registry.deriving.merging import MERGE
 from holdfast.registry.deriving.merging.merge_plan import MergeInput, MergePlan, plan_merge
 from holdfast.registry.deriving.merging.mixing import Mixing
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
 from holdfast.registry.history import (
+    MERGE,
     PlacedState,
     RunLog,
     StateReader,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from holdfast.registry.errors import Hint, InvalidInput
 from holdfast.registry.history.actions import CreateRun, Place, RunStatus
-from holdfast.registry.history.log_values import kept_ref
+from holdfast.registry.history.log_values import decode_or_keep, kept_ref, merged_from
 from holdfast.registry.history.replay.evicted import (
     EvictedNumbers,
     NeedsHistory,
@@ -452,6 +452,13 @@ class RunManifest(Record):
             if one.is_rated_in(phase)
         )
         return [one for one in rated if not isnan(one[0])]  # NaN has no order
+
+    @property
+    def shown_status(self) -> str:
+        """Its status for people: `merged` where nobody has trained what a merge made."""
+        is_trained = self.writer is not None or self.status != "running"
+        latest = None if is_trained or (self.created and self.created.parent) else self.latest()
+        return "merged" if latest and merged_from(decode_or_keep(latest.meta)) else self.status
 
     @property
     def is_hidden(self) -> bool:

@@ -150,7 +150,7 @@ def last_heard(run: RunManifest, now_ms: int) -> LastHeard:
         elif len(newest) > 1:
             interval_ms = max(newest[0].time_ms - newest[1].time_ms, 0)
     due_ms = None
-    if run.status == "running" and run.dropped is None and interval_ms is not None:
+    if run.shown_status == "running" and run.dropped is None and interval_ms is not None:
         due_ms = time_ms + max(_INTERVALS * interval_ms, _LEAST_MS)
     is_overdue = due_ms is not None and now_ms > due_ms
     return LastHeard(time_ms, interval_ms, is_overdue, due_ms)

@@ -135,7 +135,7 @@ def health_view(source: Source, *, within_s: float | None = None) -> HealthView:
     names = source.names(max_age_s=0 if within_s is None else FRESH_S)
     opened = source.runs(newest_first(source, names)[:PAGE], within_s)
     manifests = [run.manifest for run in opened.runs.values()]
-    live = [one for one in manifests if one.status in _ALIVE and one.dropped is None]
+    live = [one for one in manifests if one.shown_status in _ALIVE and one.dropped is None]
     damaged = {
         name: trouble_of(error)
         for name, error in opened.failed.items()

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.registry.deriving.merging import MERGE
 from holdfast.registry.errors import NotFound
-from holdfast.registry.history import decode_or_keep, step_ref
+from holdfast.registry.history import MERGE, decode_or_keep, step_ref
 from holdfast.registry.history.replay import CheckpointRecord, PhaseRecord, RunManifest
 from holdfast.registry.ui.pages.runs import BIRTHS_UNASKED, newest_first
 from holdfast.registry.ui.pages.view import Asked, Shown, Trouble, View, trouble_of
@@ -176,7 +175,7 @@ def _rows(run: RunManifest) -> Iterator[LineageRow]:
             name,
             latest.time_ms,
             "latest",
-            run.status,
+            run.shown_status,
             _ref_of(latest),
             (),
             tuple(latest.companions),

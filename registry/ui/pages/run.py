@@ -11,7 +11,6 @@ from typing import Any
 
 from holdfast.registry.curation import names_of
 from holdfast.registry.curation.streams import LOG, SAMPLES, each_step_once, read_segments
-from holdfast.registry.deriving.merging import merged_from
 from holdfast.registry.errors import BeyondLimit, IntegrityError, UnsupportedFormat
 from holdfast.registry.face import Run
 from holdfast.registry.history import (
@@ -21,6 +20,7 @@ from holdfast.registry.history import (
     format_time,
     hold_in_words,
     hold_ref,
+    merged_from,
     parent_ref,
     step_ref,
 )
@@ -182,6 +182,7 @@ class RunShown:
     tags: tuple[str, ...] = ()  # the names of its tags
     labels: tuple[str, ...] = ()
     losses: tuple[str, ...] = ()  # the metrics that end with NaN or infinity, in words
+    merged: tuple[str, ...] = ()  # the sources of its latest checkpoint, if that is a merge
     dropped: str = ""  # until when the run can be brought back, if it was dropped
 
     @property
@@ -206,6 +207,7 @@ def show_run(
     names = source.begin(lambda: source.names(max_age_s=MAX_AGE_S))
     run, troubles = _open(source, name)
     manifest = None if run is None else run.manifest
+    latest = None if manifest is None else manifest.latest()
     source.begin_chronicle(name)
     shown = () if run is None else tuple(read_streams(run, streams, source.pictures))
     forks = read_forks(source, name, names.result())
@@ -237,6 +239,7 @@ def show_run(
         tags=() if manifest is None else tuple(sorted(manifest.tags)),
         labels=() if manifest is None else manifest.labels_now,
         losses=tuple(_losses(saved)),
+        merged=tuple(merged_from(decode_or_keep(latest.meta))) if latest else (),
         dropped=_back_until(source, manifest, chronicle)
         if manifest is not None and manifest.dropped is not None
         else "",
@@ -352,8 +355,6 @@ def _facts(opened: Run, chronicle: Chronicle) -> Iterable[tuple[str, str]]:
     if created is not None and created.parent is not None:
         parent = created.parent
         yield "forked from", parent_ref(parent)
-    latest = run.latest()
-    yield "merged from", "; ".join(merged_from(latest and decode_or_keep(latest.meta)))
     yield "trainer", writer.host if writer else ""
     yield "releases", ", ".join(pin.name for pin in run.pins_of("release"))
     yield "gates", ", ".join(pin.name for pin in run.pins_of("gate"))

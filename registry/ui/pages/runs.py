@@ -49,7 +49,7 @@ class RunRow:
     """A run in the table."""
 
     name: str
-    status: str = ""  # its status, `dropped`, or `damaged`
+    status: str = ""  # its status, `merged`, `dropped`, or `damaged`
     is_overdue: bool = False  # whether it is running but silent for too long
     phase: str | None = None
     checkpoints: int = 0  # number of kept checkpoints on its line
@@ -273,7 +273,7 @@ def row_of(run: RunManifest) -> RunRow:
     live = run.live()
     return RunRow(
         name=run.run_id,
-        status="dropped" if run.dropped is not None else run.status,
+        status="dropped" if run.dropped is not None else run.shown_status,
         is_overdue=heard.is_overdue,
         phase=run.phase,
         checkpoints=len(live),

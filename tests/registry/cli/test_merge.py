@@ -24,6 +24,9 @@ def test_merge(call: Call, url: str) -> None:
     made = call("merge", ONE, TWO, *options)
     assert made.stdout.startswith("merged: demo/phase2/step00000030  ")
     assert made.stdout.endswith("  2.3 KiB\n")
+    assert (
+        call("run", "ls").stdout.splitlines()[1].startswith("demo  running  ")
+    )  # it has a trainer
     assert call("merge", ONE, TWO, *options).stdout.startswith("there already: demo/phase2/step")
     assert (weights(url, "demo/latest") == np.arange(600, dtype="f4") + np.float32(0.5)).all()
     shown = call("show", "demo/latest").stdout
@@ -55,6 +58,21 @@ def test_merge_with_weights_into_a_new_run(call: Call, call_json: CallJson, url:
     assert weights(url, "soup")[0] == 0.25
     assert call_json("run", "show", "soup")["merged_from"] == weighted_sources.split(", ")
     assert f"merged_from  {weighted_sources}" in call("run", "show", "soup").stdout
+    assert f"merged from {weighted_sources}" in call("log", "soup").stdout
+    # Nobody trains it: it is no run that is running.
+    status = ("run", "ls", "--columns", "run,status")
+    assert call(*status).stdout.split()[2:] == ["demo", "running", "soup", "merged"]
+    assert "status       merged\n" in call("run", "show", "soup").stdout
+    assert [one["run"] for one in call_json("run", "ls", "--where", "status=merged")] == ["soup"]
+    call("run", "set", "soup", "--status", "failed")
+    assert call(*status).stdout.split()[-1] == "failed"
+    with holdfast.open(url) as opened:
+        run = opened.run("soup")
+        run.restore()
+        run.save({"model": {"w": np.zeros(600, "f4")}, "epoch": 3}, step=2)
+    assert call(*status).stdout.split()[-1] == "running"
+    call("run", "create", "fork", "--from", "soup/main/step1")
+    assert "fork  running" in call("run", "ls").stdout
 
 
 @pytest.mark.parametrize(

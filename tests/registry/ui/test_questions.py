@@ -126,6 +126,14 @@ def test_which_hyperparameters_matter_and_thirty_curves_over_each_other(visitor:
     chart.locator(".main-svg").first.wait_for()
     names = chart.locator(".plot").evaluate("one => [...new Set(one.data.map((it) => it.meta))]")
     assert len([name for name in names if name.startswith("sweep-")]) == _SWEEP
+    # So many curves have no names beside them: the legend has, in their colours.
+    legend = {
+        one.inner_text().split()[-1]: one.locator(".swatch").evaluate("it => it.style.color")
+        for one in visitor.page.locator("#legend .key").all()
+    }
+    assert {*names} <= legend.keys()
+    assert len({*legend.values()}) > 8
+    assert "at most 10 runs" in visitor.sees("#legend ~ p, main")
 
 
 def test_is_it_alive_and_how_far(visitor: Visitor) -> None:
@@ -170,6 +178,9 @@ def test_where_does_it_come_from(visitor: Visitor) -> None:
     visitor.begin()
     visitor.click(run("soup"))
     assert "merged from night/main/step" in visitor.sees("#summary")
+    assert visitor.sees("#summary .state") == "merged"
+    visitor.click("#summary a:has-text('night/main/step')")
+    assert visitor.sees("h1").startswith("night/main/step")
 
 
 def test_what_is_in_production_and_who_put_it_there(visitor: Visitor, questions: Site) -> None:
