@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time as clock
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import chain, islice
@@ -71,6 +71,8 @@ _GRAPH = (Column("", "line"), *_LOG)
 _ACTS = (*_LOG[1:3], Column("run"), _LOG[0], _LOG[3])
 #: The most commits that are chosen unless more are asked for.
 _MOST = 1000
+#: The kinds of pins that actions set, which people name like actions.
+_PINS = ("gate", "release", "artifact")
 #: Fields of actions that hold encoded plain values.
 _ENCODED = ("config", "meta")
 
@@ -114,7 +116,8 @@ def _for_people(run: Run, forks: list[str] | None) -> dict[str, Any]:
     shape, declared = run_json(run, forks), run.manifest.spec.phases
     phase = run.manifest.phase or (declared[0].name if declared else "")
     return {
-        "run": run.id, "status": run.manifest.shown_status,
+        "run": run.id,
+        "status": run.manifest.shown_status,
         "problem": "; ".join(run_remarks(run.manifest)),
         "keeps": tiers_text(kept(run.manifest.spec.phase(phase))),
         **{name: value for name, value in shape.items() if name != "status"},
@@ -277,7 +280,7 @@ def log(
         "--since", "TIME", "Only what was put in that time, by the store's clock: 12h, 7d."
     ),
     action: str | None = option(
-        "--action", "NAME,...", "Only these actions: drop,evict,tag or checkpoint.evict."
+        "--action", "NAME,...", "Only these actions: drop,evict,tag,gate or checkpoint.evict."
     ),
 ) -> Answer:
     """Show the history of a run or of all runs, newest first.
@@ -288,8 +291,7 @@ def log(
         if graph:
             raise typer.BadParameter("--graph is for the whole history of one run")
         since_s = clock.time() - options.seconds(since) if since else -math.inf
-        since_s = clock.time() - options.seconds(since) if since else -math.inf
-        return _acts(opened, None if every else run, since_s, _kinds(action), limit or _MOST)
+        return _acts(opened, None if every else run, since_s, _choice(action), limit or _MOST)
     if run is None:
         raise typer.BadParameter("give RUN, or --all")
     descent = _descent(opened, opened.run(run))
@@ -301,23 +303,25 @@ def log(
     )
 
 
-def _kinds(names: str | None) -> frozenset[str]:
-    """Return the actions that names mean: `evict` is that of checkpoints and of the pool."""
+def _words(kind: str, pin: str = "") -> set[str]:
+    """Return what people call an action; `pin` is the kind of a pin that it sets."""
+    return {kind, *kind.split("."), pin, "drop" if "hide" in kind else ""} - {""}
+
+
+def _choice(names: str | None) -> Callable[[Action], bool]:
+    """Return which actions names mean: `evict` is that of checkpoints and of the pool."""
     known = {one.action for one in get_args(get_args(Action)[0])}
-    words = {
-        kind: {kind, *kind.split("."), *(["drop"] if "hide" in kind else [])} for kind in known
-    }
-    wanted = {name.strip() for name in names.split(",")} if names else None
-    for name in sorted(wanted or ()):
-        if not any(name in some for some in words.values()):
-            raise typer.BadParameter(
-                f"no action is named {name!r}; known: {', '.join(sorted(known))}"
-            )
-    return frozenset(kind for kind in known if wanted is None or words[kind] & wanted)
+    words = {*_PINS, *chain.from_iterable(map(_words, known))}
+    wanted = {name.strip() for name in names.split(",")} if names else words
+    for name in sorted(wanted - words):
+        raise typer.BadParameter(
+            f"no action is named {name!r}; known: {', '.join(sorted({*known, *_PINS}))}"
+        )
+    return lambda act: bool(_words(act.action, getattr(act, "kind", "")) & wanted)
 
 
 def _acts(
-    opened: Registry, run: str | None, since_s: float, kinds: Container[str], limit: int
+    opened: Registry, run: str | None, since_s: float, fits: Callable[[Action], bool], limit: int
 ) -> Answer:
     """Return the newest commits of a run or of all runs, with those of their actions."""
     listing, store = Listing(opened), opened.handle.store
@@ -334,10 +338,7 @@ def _acts(
         except (IntegrityError, UnsupportedFormat) as error:
             listing.damaged[name] = error
             return []
-        chosen = (
-            one.changed(actions=tuple(act for act in one.actions if act.action in kinds))
-            for one in commits
-        )
+        chosen = (one.changed(actions=tuple(filter(fits, one.actions))) for one in commits)
         return nlargest(limit + 1, ((x.time_ms, name, x.n, x) for x in chosen if x.actions))
 
     if run is None:
