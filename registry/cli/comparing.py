@@ -48,6 +48,7 @@ _DIFF = (
     Column("is", "kind"),
     *numbers(*(f"{kind}=tensors.{kind}" for kind in KINDS), "values", drop=1),
 )
+_METRICS = (Column("metric"), *numbers("before", "after", text=output.number, none="-"))
 #: How many differences a person is shown; `--json` has all.
 SHOWN = 40
 #: The most names of an attestation in a line, and in a list of its JSON.
@@ -96,8 +97,20 @@ def diff(
     found = compare(old.handle, new.handle, values=values)
     return Answer(
         lambda: _diff_json(old, new, found, values=values),
-        lambda: [f"the same state: {new.digest.short}"] if found.is_same else _print_diff(found),
+        lambda: _print_checkpoints(old, new, found),
     )
+
+
+def _print_checkpoints(old: Checkpoint, new: Checkpoint, found: Diff) -> Iterator[Part]:
+    yield from [f"the same state: {new.digest.short}"] if found.is_same else _print_diff(found)
+    if rows := _metrics_json(old, new):
+        yield from ("", Table(_METRICS, rows, is_main=False))
+
+
+def _metrics_json(old: Checkpoint, new: Checkpoint) -> list[dict[str, Any]]:
+    before, after = old.metrics, new.metrics
+    names = dict.fromkeys((*before, *after))
+    return [{"metric": one, "before": before.get(one), "after": after.get(one)} for one in names]
 
 
 @command(reads)
@@ -308,6 +321,7 @@ def _diff_json(old: Checkpoint, new: Checkpoint, found: Diff, *, values: bool) -
             for tensor in found.differing
         ],
         "values": [_value_json(value) for value in found.values],
+        "metrics": _metrics_json(old, new),
     }
 
 

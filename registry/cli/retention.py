@@ -16,12 +16,12 @@ from holdfast.registry.cli.failures import mark
 from holdfast.registry.cli.listing import Listing
 from holdfast.registry.cli.opening import DASK, address_of, reads, workers_at, writes
 from holdfast.registry.cli.options import argument, flag, option
-from holdfast.registry.cli.output import Part
+from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.cli.runs import FORM, run_json, summary
 from holdfast.registry.curation import checkpoint_marks
 from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
 from holdfast.registry.face import Registry, Run, find_evicted
-from holdfast.registry.history import RetentionPlan, Verdict
+from holdfast.registry.history import RetentionPlan, Verdict, kept_ref
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.upkeep import RunUsage, Usage, measure
@@ -65,6 +65,7 @@ def prune(
     days: int | None = options.DAYS,
     thin: list[str] | None = options.THIN,
     dry_run: bool = flag("--dry-run", "Only show which would be kept, thinned and evicted."),
+    count: bool = flag("--bytes", "With --dry-run: count what evictions would free, as `du` does."),
 ) -> Answer:
     """Evict the checkpoints that retention does not keep.
 
@@ -73,6 +74,8 @@ def prune(
     With --thin the others keep these components, and `gc` frees the rest of them. `undo` brings
     evicted and thinned checkpoints back.
     """
+    if count and not dry_run:
+        raise typer.BadParameter("--bytes is for --dry-run")
     own = options.retention(last, best, every, days, thin)
     runs = [opened.run(name) for name in options.matching([run], opened.run_names)]
     if best is not None:
@@ -80,10 +83,12 @@ def prune(
             for phase in dict.fromkeys(record.phase for record in one.manifest.live()):
                 one.phases.monitor(phase)  # raises if no monitor decides which are best
     plans = {one.id: one.retention.prune(own, dry_run=dry_run) for one in runs}
+    freed = _freed_bytes(opened, plans) if count else None
     documents = [
         {
             "run": name,
             "dry_run": dry_run,
+            "freed_bytes": freed,
             "kept": _verdicts(name, plan.kept),
             "thinned": _verdicts(name, plan.thinned),
             "evicted": _verdicts(name, plan.evicted),
@@ -93,8 +98,18 @@ def prune(
     several = options.is_pattern(run)
     return Answer(
         lambda: documents if several else documents[0],
-        lambda: _text(plans, [Column("run")] if several else [], dry_run=dry_run),
+        lambda: _text(plans, [Column("run")] if several else [], dry_run=dry_run, freed=freed),
     )
+
+
+def _freed_bytes(opened: Registry, plans: Mapping[str, RetentionPlan]) -> int:
+    """Return the bytes that only the checkpoints which would go need."""
+    going = {
+        f"{name}/{kept_ref(one.checkpoint)}" for name, plan in plans.items() for one in plan.evicted
+    }
+    by = lambda run, phase, ref: "goes" if ref in going else "stays"  # noqa: ARG005, E731
+    usage = measure(opened.handle.store, by=by)
+    return sum(one.own_bytes for one in usage.runs if one.run == "goes")
 
 
 def _verdicts(run: str, verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
@@ -105,7 +120,11 @@ def _verdicts(run: str, verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
 
 
 def _text(
-    plans: Mapping[str, RetentionPlan], first: Sequence[Column], *, dry_run: bool
+    plans: Mapping[str, RetentionPlan],
+    first: Sequence[Column],
+    *,
+    dry_run: bool,
+    freed: int | None,
 ) -> Iterator[Part]:
     rows = [row for run, plan in plans.items() for row in _rows(run, plan)]
     if rows:
@@ -115,6 +134,10 @@ def _text(
     thinned = sum(len(plan.thinned) for plan in plans.values())
     also = f"{thinned} {'would be thinned' if dry_run else 'thinned'}, " if thinned else ""
     yield f"{kept} kept, {also}{sum(len(plan.evicted) for plan in plans.values())} {went}"
+    if freed is not None:
+        yield f"gc and repack would free {output.size(freed)} after these evictions"
+    elif dry_run:
+        yield Note("--bytes counts what the evictions would free")
 
 
 def _rows(run: str, plan: RetentionPlan) -> list[dict[str, Any]]:
@@ -303,7 +326,7 @@ def _groups(opened: Registry, by: str, over: float | None, dask: str | None) -> 
     rows = listing.summaries(summary, FORM) if by == "owner" else {}
     owners = {name: one["row"]["owner"] or "-" for name, one in rows.items()}
 
-    def group(run: RunManifest, phase: str) -> str:
+    def group(run: RunManifest, phase: str, _: str) -> str:
         match by:
             case "owner":
                 return str(owners.get(run.run_id, "-"))

@@ -59,6 +59,8 @@ _WATCHED = (
     "waited_share",
 )
 _LEAST = 3
+#: Fields that only lists show like this.
+_LISTED = ("status", "best_step")
 #: Fields by metric; people are shown the metrics that have a best checkpoint.
 _BESTS = ("best", "best_values", "best_steps")
 _LOG = (
@@ -120,7 +122,7 @@ def _for_people(run: Run, forks: list[str] | None) -> dict[str, Any]:
         "status": run.manifest.shown_status,
         "problem": "; ".join(run_remarks(run.manifest)),
         "keeps": tiers_text(kept(run.manifest.spec.phase(phase))),
-        **{name: value for name, value in shape.items() if name != "status"},
+        **{name: value for name, value in shape.items() if name not in _LISTED},
         **{name: {m: v for m, v in shape[name].items() if v is not None} for name in _BESTS},
         "total_steps": _steps_text(run.manifest.latest(), shape["total_steps"]),
         "created": output.time(run.manifest.created_ms),

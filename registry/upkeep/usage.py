@@ -110,8 +110,8 @@ class Usage:
         return needed + self.dead_bytes + self.unneeded_bytes + self.log_bytes + self.other_bytes
 
 
-#: Returns the group of a run and a phase; the phase is empty for what is no checkpoint.
-Group = Callable[[RunManifest, str], str]
+#: Returns the group of a run, a phase and a ref; the phase is empty for what is no checkpoint.
+Group = Callable[[RunManifest, str, str], str]
 
 
 def measure(store: Store, *, executor: Executor | None = None, by: Group | None = None) -> Usage:
@@ -155,7 +155,7 @@ def _measure(
             runs[run.run_id] = len(runs)
             hidden |= {run.run_id} if run.is_hidden else set()
         for one in found:
-            one.run = runs.setdefault(by(run, one.phase) if by else run.run_id, len(runs))
+            one.run = runs.setdefault(by(run, one.phase, one.ref) if by else run.run_id, len(runs))
         holders += found
     holders.sort(key=lambda one: one.run)  # those of a group one after another
     tally = Tally(list(runs), holders, failed)

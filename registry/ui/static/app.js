@@ -362,13 +362,13 @@
     for (const plot of document.querySelectorAll(".plot[data-drawn]")) draw(plot);
     const known = space();
     const paint = known && painter(known, stated().get("color"));
-    for (const row of document.querySelectorAll("tr[data-run]")) {
+    for (const row of document.querySelectorAll("[data-run]")) {
       if (paint) row.querySelector(".swatch").style.color = paint(row.dataset.run);
     }
   }
   document.addEventListener("mouseover", (event) => {
-    const row = event.target.closest?.("tr[data-run]");
-    if (row || event.target.closest?.("table")) light(row ? row.dataset.run : null);
+    const row = event.target.closest?.("[data-run]");
+    if (row || event.target.closest?.("table, p")) light(row ? row.dataset.run : null);
   });
 
   // Controls of curves.

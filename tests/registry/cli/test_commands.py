@@ -134,7 +134,8 @@ def test_run_create_keeps_no_best_without_a_monitor(call: Call) -> None:
 def test_run_ls_and_show(call: Call) -> None:
     listed = call("run", "ls").stdout.splitlines()
     assert listed[0].split() == [
-        *("run", "status", "phase", "checkpoints", "latest", "loss", "heard", "age", "owner"),
+        *("run", "status", "phase", "checkpoints", "latest", "loss", "best_step"),
+        *("heard", "age", "owner"),
     ]
     assert listed[1].split()[:5] == ["demo", "running", "2", "2", "phase2/step00000020"]
     shown = call("run", "show", "demo").stdout
@@ -211,6 +212,7 @@ def test_diff(call: Call) -> None:
     result = call("diff", "demo/main/step10", "demo/tags/keeper").stdout
     assert "~ model/w  2.3 KiB" in result
     assert "~ epoch: 1 -> 2" in result
+    assert result.splitlines()[-3:-1] == ["metric  before  after", "loss       0.5   0.25"]
     assert call("diff", "demo", "demo/best").stdout.startswith("the same state")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ RUN = {
     *("run", "status", "created", "seed", "config", "config_hash", "environment", "monitors"),
     *("checkpoints", "superseded", "latest", "best", "tags", "writer", "commits", "head"),
     *("evicted", "gates", "releases", "artifacts", "streams", "pool"),
-    *("best_values", "best_steps", "total_steps"),
+    *("best_values", "best_steps", "best_step", "total_steps"),
     *("owner", "project", "labels", "holds", "notes", "merged_from"),
     "phases",
     "dropped",
@@ -90,7 +91,9 @@ def test_a_sweep_is_compared_by_its_best_values(call: Call, call_json: CallJson,
     ]
     best = call("run", "ls", "--columns", "run", "--sort", "best").stdout.split()
     assert best[1:] == ["demo", "sweep-0.5", "sweep-0.01", "sweep-2.0"]
-    assert "best_values.loss" in call("run", "ls", "--csv").stdout.splitlines()[0]
+    rows = list(csv.DictReader(call("run", "ls", "--csv").stdout.splitlines()))
+    found = {one["run"]: (one["best_values.loss"], one["best_step"]) for one in rows}
+    assert (found["sweep-0.5"], found["sweep-2.0"]) == (("0.3", "2"), ("", ""))
 
 
 def test_log(call_json: CallJson) -> None:
@@ -107,7 +110,9 @@ def test_log(call_json: CallJson) -> None:
 
 def test_diff(call_json: CallJson) -> None:
     found = call_json("diff", "demo/main/step10", "demo")
-    assert set(found) == {"before", "after", "same", "components", "tensors", "values"}
+    assert set(found) == {"before", "after", "same", "components", "tensors", "values", "metrics"}
+    assert found["metrics"][0] == {"metric": "loss", "before": 0.5, "after": 0.25}
+    assert found["metrics"][1:] == [{"metric": "nan", "before": "nan", "after": None}]
     assert found["same"] is False
     (tensor,) = found["tensors"]
     assert (tensor["kind"], tensor["path"]) == ("changed", "model/w")

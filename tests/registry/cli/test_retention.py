@@ -43,6 +43,31 @@ def test_prune_tells_what_and_why(call: Call, call_json: CallJson, long: str) ->
     assert steps_at(None, long) == [20, 50, 60]
 
 
+def test_a_dry_run_counts_what_evictions_would_free_together(
+    call: Call, call_json: CallJson, long: str, url: str
+) -> None:
+    with holdfast.open(url) as opened:
+        run = opened.create_run("twice")  # two checkpoints that only together hold bytes alone
+        for step, state in enumerate((np.arange(900.0), np.arange(900.0), np.ones(3)), 1):
+            run.save({"w": state, "step": step}, step=step)
+    plan = ("prune", "twice", "--last", 1, "--dry-run")
+    assert "--bytes counts what" in call(*plan).stderr
+    assert call_json(*plan)["freed_bytes"] is None
+
+    def needed() -> int:
+        found = call_json("du")
+        return int(found["own_bytes"]) + int(found["shared_bytes"])
+
+    (twice,) = (one for one in call_json("du")["runs"] if one["run"] == "twice")
+    alone = sum(one["freed_bytes"] for one in twice["states"][:2])
+    freed, before = call_json(*plan, "--bytes")["freed_bytes"], needed()
+    assert freed > alone + 7000
+    assert "gc and repack would free 7.9 KiB after" in call(*plan, "--bytes").stdout
+    call(*plan[:-1], "--bytes", status=2)
+    call(*plan[:-1])
+    assert before - needed() == freed
+
+
 def test_prune_takes_the_runs_of_a_pattern(
     call: Call, call_json: CallJson, long: str, url: str
 ) -> None:
@@ -86,7 +111,7 @@ def test_a_dry_run_changes_nothing(call: Call, call_json: CallJson, long: str) -
     assert printed.splitlines()[-1] == "3 checkpoints kept, 3 would go"
     assert call("log", long).stdout == before
     shape = call_json("prune", long, "--last", 2, "--dry-run")
-    assert set(shape) == {"run", "dry_run", "kept", "thinned", "evicted"}
+    assert set(shape) == {"run", "dry_run", "freed_bytes", "kept", "thinned", "evicted"}
     assert (shape["run"], shape["dry_run"]) == ("long", True)
     assert [one["step"] for one in shape["kept"]] == [20, 50, 60]
     assert shape["evicted"][0]["ref"] == "long/main/step00000010"
@@ -282,7 +307,12 @@ def test_log_of_all_runs_shows_who_did_what_newest_first(
     with holdfast.open(url) as opened:
         opened.fork("long/latest", "other")
         opened.run(long).retention.evict(opened.checkpoint(f"{long}/main/step10"), "no use")
-        opened.run("other").pins.tags.set("paper", opened.checkpoint("other/latest"))
+        other = opened.run("other")
+        other.pins.tags.set("paper", opened.checkpoint("other/latest"))
+        other.pins.gates.set("end", opened.checkpoint("other/latest"))
+        other.releases.publish("1.0.0", opened.checkpoint("other/latest"))
+        other.releases.publish("1.1.0", opened.checkpoint("other/latest"))
+        other.releases.rollback("1.0.0")
         opened.run("other").retention.drop("done")
     found = call_json("log", "--all", "--action", "drop,evict,tag")
     assert [(one["run"], [act["action"] for act in one["actions"]]) for one in found] == [
@@ -291,6 +321,9 @@ def test_log_of_all_runs_shows_who_did_what_newest_first(
         ("long", ["checkpoint.evict"]),
         ("demo", ["tag.set"]),
     ]
+    for words, times in (("gate", 1), ("release", 3), ("artifact", 0), ("pin", 3)):
+        acts = call_json("log", "--all", "--action", words)
+        assert [one["run"] for one in acts] == ["other"] * times, words
     assert all("@" in one["author"] for one in found)
     # A second time from what this machine noted, and cut by a count.
     newest = call("log", "--all", "--action", "drop,evict,tag", "-n", 2)

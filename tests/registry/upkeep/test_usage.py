@@ -136,7 +136,7 @@ def test_a_hidden_run_is_needed_until_gc_may_free_it(run, reg, backend):
     assert hidden == replace(before, is_hidden=True, log_bytes=hidden.log_bytes)
     assert hidden.freed_bytes > 3 * PART
     assert usage.unneeded_bytes == reg.gc(grace_s=0).freed_bytes == 0
-    assert measure(reg.handle.store, by=lambda run, phase: phase).own_bytes == usage.own_bytes
+    assert measure(reg.handle.store, by=lambda run, phase, ref: phase).own_bytes == usage.own_bytes
     run.retention.drop("over", now=True)
     usage = measure(reg.handle.store)
     assert usage.runs[0].states == ()
