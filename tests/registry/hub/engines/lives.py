@@ -122,7 +122,7 @@ class Life:
             reg.create_run("llm")
         self._log = root / "train.log"
         self._log.touch()
-        self._engines = [(kind, _free_port()) for kind in kinds]
+        self._engines = [(kind, free_port()) for kind in kinds]
         self._processes: dict[str, ForkServerProcess] = {}
         self._kills = 0
 
@@ -212,7 +212,7 @@ class Life:
         return Told(syncs, len(versions), seconds, self._kills)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
