@@ -182,6 +182,17 @@ def test_it_is_recorded_in_an_epoch_that_older_writers_refuse(two, backend, open
     assert [found.where for found in two.verify().findings] == [_JUNK]
 
 
+def test_a_forgotten_run_that_is_another_one_at_the_marks_stops_the_collection(two, backend):
+    backend.put(_JUNK, b"")
+    collector = Collector(two.handle.store, grace_s=0, forget=["x"])
+    collector.choose()
+    collector.forget()
+    collector.condemn()
+    backend.delete(slot_key("x", 4))  # the end of its log
+    with pytest.raises(Malformed, match="forgotten is another one"):
+        collector.mark()
+
+
 @pytest.mark.parametrize("at", range(1, 8))
 def test_a_collector_that_dies_while_it_forgets_is_followed_by_another(
     two, backend, open_registry, at
