@@ -220,7 +220,7 @@ def test_values_that_differ_under_one_name_are_refused_by_path(
 
 def test_copies_of_a_part_are_one_part_and_have_to_be_equal(reg: Registry) -> None:
     """Each of four ranks has a quarter of `w`; of the others two ranks have each half."""
-    halved = {"large": WHOLE[:700], "small": np.arange(9.0)}
+    halved = {"large": WHOLE[:700], "small": np.arange(5.0)}
 
     def saving_with(differs: str) -> Callable[[Group], Any]:
         def save(group: Group) -> Any:
@@ -233,7 +233,7 @@ def test_copies_of_a_part_are_one_part_and_have_to_be_equal(reg: Registry) -> No
 
         return save
 
-    for name, place in (("large", "ranks 1 and 3: model/large"), ("small", ": model/small")):
+    for name, place in (("large", "ranks 1 and 3: model/large"), ("small", "run: model/small")):
         for error in together(group_of(4, WELL_S), saving_with(name)):
             assert isinstance(error, IncompatibleState), error
             assert place in str(error)

@@ -26,10 +26,12 @@ from holdfast.registry.errors import (
     Stranded,
     UnsupportedFormat,
 )
+from holdfast.registry.history.actions import TakeOver
 from holdfast.registry.objects.framing import join_lines, split_lines
 from holdfast.registry.saving.journal import folder as folder_module
 from holdfast.registry.saving.journal import pushing
-from holdfast.registry.saving.journal.records import JournalId
+from holdfast.registry.saving.journal.entry_saves import LogScan
+from holdfast.registry.saving.journal.records import ID_DIGITS, JournalId, Takeover
 from holdfast.registry.saving.journal.states import EntryStates
 from tests.registry.saving.journal.machines import RUN, Machine, Outage, added
 from tests.support.faults import Died, Hooked
@@ -527,6 +529,7 @@ def test_a_copy_of_a_journal_on_another_machine_is_another_journal(
     ours = here.run()
     for step in (1, 2):
         ours.save(make_state(step), step=step)
+    assert "copied or moved" not in caplog.text
     shutil.copytree(here.journal.path, there.journal.path)
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(folder_module, "this_machine", lambda: "another one")
@@ -560,6 +563,19 @@ def test_a_journal_that_moved_to_another_machine_is_carried(
         run.save(make_state(step), step=step)
     machine.carry()
     assert [step for step, _ in added(bucket)] == [1, 2, 3, 4]
+
+
+def test_an_id_that_the_journal_has_lost_stands_for_the_machine_that_uses_it() -> None:
+    lost, earlier, newest = (digit * ID_DIGITS for digit in "abc")
+    log: Any = None  # nothing is read
+    scan = LogScan(log, 0, [earlier, newest])
+    commit: Any = None
+    scan._taken = [
+        (slot, TakeOver(token=f"{one}00000000", host="h"), commit)
+        for slot, one in enumerate((lost, earlier, newest))
+    ]
+    takeover = Takeover(token=f"{lost}00000000", slot=0)
+    assert [slot for slot, _, _ in scan.foreign(takeover)] == [1]
 
 
 def test_a_lost_journal_is_begun_again(tmp_path: Path, by_hand: None) -> None:
