@@ -63,7 +63,7 @@ _GROUPS = {
         "Create, show, change and drop runs.",
         {
             "create": "runs.create: Create a run and print its name.",
-            "ls": "runs.ls: List the runs by name.",
+            "ls": "run_listing.ls: List the runs by name.",
             "show": "showing.show: Show a run: its settings, and its state now.",
             "set": "runs.change: Set the status or the labels of a run, or its schema version.",
             "pivot": "runs.pivot: Change the policy of a run within its phase.",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.registry.cli import output
 from holdfast.registry.curation import checkpoint_marks
-from holdfast.registry.face import Run
 from holdfast.registry.history import (
     decode_or_keep,
     hold_ref,
@@ -18,9 +17,12 @@ from holdfast.registry.history import (
 )
 from holdfast.registry.history.actions import AddCheckpoint
 from holdfast.registry.history.replay import CheckpointRecord, Hold, Note, Pin
-from holdfast.registry.loading import Checkpoint, Stored, TensorInfo
 from holdfast.registry.upkeep import Damage
 from holdfast.registry.values import ITEM_SIZES, Digest
+
+if TYPE_CHECKING:  # a list of runs is often made of notes
+    from holdfast.registry.face import Run
+    from holdfast.registry.loading import Checkpoint, Stored, TensorInfo
 
 
 def picked(thing: object, names: str) -> dict[str, Any]:

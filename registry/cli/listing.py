@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from holdfast.registry.cli import output
 from holdfast.registry.errors import NotFound, RegistryError, StoreUnavailable
-from holdfast.registry.face import Registry, Run
 from holdfast.registry.history import Made, Summaries
 from holdfast.registry.tables import RunChoice, damaged_fields, fields_of
+
+if TYPE_CHECKING:
+    from holdfast.registry.face import Registry, Run
 
 _T = TypeVar("_T")
 

@@ -17,7 +17,7 @@ from holdfast.registry.cli.listing import Listing
 from holdfast.registry.cli.opening import DASK, address_of, reads, workers_at, writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
-from holdfast.registry.cli.runs import FORM, run_json, summary
+from holdfast.registry.cli.run_listing import FORM, run_json, summary
 from holdfast.registry.curation import checkpoint_marks
 from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
 from holdfast.registry.face import Registry, Run, find_evicted

@@ -23,7 +23,7 @@ from holdfast.registry.cli.opening import reads
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Part
 from holdfast.registry.cli.presets import kept, tiers_text
-from holdfast.registry.cli.runs import heard_of, parent_of, run_json
+from holdfast.registry.cli.run_listing import heard_of, parent_of, run_json
 from holdfast.registry.curation import run_remarks
 from holdfast.registry.errors import IntegrityError, NotFound, UnsupportedFormat
 from holdfast.registry.face import Registry, Run

@@ -1,8 +1,8 @@
 """Names that keep stored states, evictions that a user asks for, the opponent pool, and streams.
 
 - `pins`: gates, artifacts and tags; `releases`: states under semantic versions; `cards`: model
-  cards as YAML; `namings`: who set a release, tag or label. `forking`: a new run that continues
-  from a checkpoint of another one.
+  cards as YAML; `namings`: who set a release, tag or label; `marks`: the names that point at each
+  checkpoint. `forking`: a new run that continues from a checkpoint of another one.
 - `pruning`: prune, evict, thin, undo, drop a run; `thinning`: the places of thinned checkpoints;
   `holding`: holds until a date; `dropping`: the drop of a run, and its undrop.
 - `pool`: past models with ratings, for self-play. `streams`: append-only histories.
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from holdfast.registry.curation.cards import write_card as write_card
     from holdfast.registry.curation.forking import inherit as inherit
     from holdfast.registry.curation.forking import inheritance as inheritance
+    from holdfast.registry.curation.marks import checkpoint_marks as checkpoint_marks
+    from holdfast.registry.curation.marks import run_remarks as run_remarks
     from holdfast.registry.curation.namings import Naming as Naming
     from holdfast.registry.curation.namings import Namings as Namings
     from holdfast.registry.curation.namings import names_of as names_of
@@ -31,11 +33,9 @@ if TYPE_CHECKING:
     from holdfast.registry.curation.pins import Gates as Gates
     from holdfast.registry.curation.pins import Pins as Pins
     from holdfast.registry.curation.pins import Tags as Tags
-    from holdfast.registry.curation.pins import checkpoint_marks as checkpoint_marks
     from holdfast.registry.curation.pins import find_pin as find_pin
     from holdfast.registry.curation.pins import kept as kept
     from holdfast.registry.curation.pins import own as own
-    from holdfast.registry.curation.pins import run_remarks as run_remarks
     from holdfast.registry.curation.pruning import RunRetention as RunRetention
     from holdfast.registry.curation.releases import Release as Release
     from holdfast.registry.curation.releases import Releases as Releases

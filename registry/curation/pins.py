@@ -6,7 +6,6 @@ be replaced when it is damaged. An artifact is any state, added once. A tag can 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,11 +20,11 @@ from holdfast.registry.errors import (
     NotFound,
     Thinned,
 )
-from holdfast.registry.history import RunLog, check_name, describe_thinning, format_time, moment
+from holdfast.registry.history import RunLog, check_name, describe_thinning, moment
 from holdfast.registry.history.actions import Action, RemoveTag, SetPin, SetTag
 from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest
 from holdfast.registry.loading import Checkpoint, StateHandle, Stored, find_checkpoint
-from holdfast.registry.values import Digest, counted, near, number
+from holdfast.registry.values import Digest, near
 from holdfast.registry.writing import Committer, Composed
 
 
@@ -435,57 +434,3 @@ def _taken(run: RunManifest, name: str, gate: Pin | None) -> Conflict:
         found=f"{gate.manifest.short}, which is sound" if gate else "nothing",
         hint="Only a gate that fails verification may be replaced.",
     )
-
-
-def run_remarks(run: RunManifest) -> list[str]:
-    """Return a sentence for each problem with the monitored metrics of a run.
-
-    The newest value of the first monitor is NaN or infinite; or checkpoints were evicted, and none
-    that is left has a value by which it could be the best.
-    """
-    monitors = run.monitors if run.dropped is None else ()
-    found = []
-    for monitor in monitors[:1]:
-        values = (monitor.measured(one.metrics) for one in run.newest_first())
-        newest = next((value for value in values if value is not None), 0.0)
-        if not math.isfinite(newest):
-            found.append(f"{monitor.label} is {number(newest)}")
-    if monitors and run.evicted_count and not any(map(run.best, monitors)):
-        names = " or ".join(monitor.label for monitor in monitors)
-        evicted = counted(run.evicted_count, "checkpoint")
-        found.append(f"no best: none has a value of {names}, and {evicted} went without one")
-    return found
-
-
-def checkpoint_marks(manifest: RunManifest) -> dict[int, list[str]]:
-    """Return the marks of each checkpoint: the names that point at it, and why it may not count.
-
-    That is `latest`, `best`, `best/METRIC`, `gates/NAME`, `tags/NAME`, `superseded`, `evicted`,
-    `held back`, `only` with the components of a thinned checkpoint, `held until` a time.
-    """
-    found: dict[int, list[str]] = {}
-    latest = manifest.latest()
-    if latest is not None:
-        found.setdefault(latest.n, []).append("latest")
-    for index, monitor in enumerate(manifest.monitors):
-        best = manifest.best(monitor)
-        if best is not None:
-            name = f"best/{monitor.metric}" if index else "best"
-            found.setdefault(best.n, []).append(name)
-    for kind in ("gate", "tag"):
-        for pin in sorted(manifest.pins_of(kind), key=lambda pin: pin.name):
-            if pin.checkpoint is not None:
-                found.setdefault(pin.checkpoint, []).append(pin.ref)
-    for record in manifest.checkpoints:
-        if record.superseded:
-            found.setdefault(record.n, []).append("superseded")
-        if record.evicted is not None:
-            found.setdefault(record.n, []).append("evicted")
-        if record.held_back:
-            found.setdefault(record.n, []).append("held back")
-        if record.parts is not None:
-            found.setdefault(record.n, []).append(f"only {', '.join(record.parts)}")
-    for hold in manifest.holds or ():
-        if hold.checkpoint is not None:
-            found.setdefault(hold.checkpoint, []).append(f"held until {format_time(hold.until_ms)}")
-    return found

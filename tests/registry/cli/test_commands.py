@@ -152,7 +152,9 @@ def test_run_ls_and_show_tell_what_is_overdue(
                 checkpointer.step(step, {"w": step})
     assert call_json("run", "show", "night")["last_heard"]["interval_s"] == 600
     later_s = time.time() + 7200
-    monkeypatch.setattr("holdfast.registry.cli.runs.clock", SimpleNamespace(time=lambda: later_s))
+    monkeypatch.setattr(
+        "holdfast.registry.cli.run_listing.clock", SimpleNamespace(time=lambda: later_s)
+    )
     assert "night  running, overdue  main" in call("run", "ls").stdout
     shown = call("run", "show", "night").stdout
     assert "overdue: it saved about every 10 min" in shown

@@ -1,0 +1,267 @@
+"""`run ls`, and what it and other commands say of a run."""
+
+from __future__ import annotations
+
+import time as clock
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from holdfast.registry.cli import describe, options
+from holdfast.registry.cli.columns import Column, Table, numbers
+from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.cli.describe import iso, ref, source
+from holdfast.registry.cli.failures import mark
+from holdfast.registry.cli.listing import Listing, sparkline
+from holdfast.registry.cli.opening import reads
+from holdfast.registry.cli.options import option
+from holdfast.registry.curation import run_remarks
+from holdfast.registry.face import Registry
+from holdfast.registry.history import (
+    decode_or_keep,
+    decode_plain,
+    json_ready,
+    merged_from,
+    parent_ref,
+    phase_value,
+)
+from holdfast.registry.history.actions import Parent
+from holdfast.registry.saving.loop import LastHeard, failed_saves, last_heard, waited_share
+from holdfast.registry.tables import RunChoice, kept_fields
+from holdfast.registry.upkeep import Damage
+from holdfast.registry.values import number
+
+if TYPE_CHECKING:
+    from holdfast.registry.face import Run
+
+_LS = (
+    Column("run"),
+    Column("status"),
+    Column("phase", none="-", drop=2),
+    *numbers("checkpoints", none="-", drop=4),
+    Column("latest", text=lambda ref: ref.partition("/")[2], none="-", drop=3),
+    Column("best_values", text=number, is_number=True, none="-", drop=1, spreads=True),
+    *numbers("best_step", none="-", drop=2),
+    Column("trend", text=sparkline, is_picture=True, drop=1),
+    *numbers("heard=last_heard.time", text=describe.age, none="-", drop=5),
+    *numbers("age=created", text=describe.age, none="-", drop=6),
+    Column("owner", none="-", drop=7),
+)
+#: Form of `summary`; raise it whenever that or `run_json` makes something else.
+FORM = 6
+_WHERE = "Only runs that fit, such as 'lr < 1e-3 and status=failed and name~vit'."
+
+
+@command(reads, table=True)
+def ls(
+    opened: Registry,
+    *,
+    where: str = option("--where", "FILTER", _WHERE, default=""),
+    since: str | None = option(
+        "--since", "TIME", "Only runs with a save in that time, such as 12h or 7d."
+    ),
+    limit: int | None = option("-n", "COUNT", "Only the COUNT runs with the newest saves.", min=1),
+    max_age: str = option(
+        "--max-age", "TIME", "Do not ask for runs that were listed here so recently.", default="0"
+    ),
+) -> Answer:
+    """List the runs by name.
+
+    Runs that did not change since this machine listed them last are not opened again.
+    """
+    choice = RunChoice(where, None if since is None else options.seconds(since), limit)
+    listing = Listing(opened)
+    found = listing.summaries(summary, FORM, max_age_s=options.seconds(max_age))
+    forks, damage = _forks_among(found), Damage.of(opened.handle.store)
+    now_ms = int(clock.time() * 1000)
+    rows = [_row(one, forks, damage, now_ms) for one in listing.chosen(found, choice)]
+
+    def listed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        return listing.by_name(
+            {row["run"]: row for row in rows},
+            lambda name, error: {"run": name, "status": mark(error), "error": error.summary},
+        )
+
+    shown = [{**row, **_for_people(row, found[row["run"]])} for row in rows]
+    none = "no run fits" if found else "no runs yet"
+    return Answer(
+        lambda: listed(rows),
+        lambda: [Table(_LS, listed(shown), none=none, sorts={"best": "best_order"})],
+        notes=listing.notes,
+        damaged=listing.damaged,
+    )
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """Return a row of `run ls`, without the parts that depend on the time or this machine."""
+    manifest = run.manifest
+    monitors, records = manifest.monitors, manifest.live()
+    row = run_json(run, None, Damage({}, {}))
+    return {
+        "row": json_ready(row) | {"best_values": row["best_values"]},
+        "status": manifest.shown_status,
+        "trend": [one.measured(record.metrics) for one in monitors[:1] for record in records],
+        "remarks": [one.partition(":")[0] for one in run_remarks(manifest)],
+        "due_ms": heard_of(run).due_ms,
+        "fields": kept_fields(run.handle.log),
+    }
+
+
+def _row(
+    one: Mapping[str, Any], forks: Mapping[str, list[str]], damage: Damage, now_ms: int
+) -> dict[str, Any]:
+    row, due_ms = one["row"], one["due_ms"]
+    name, is_overdue = row["run"], due_ms is not None and now_ms > due_ms
+    return {
+        **row,
+        "forks": forks.get(name, []),
+        "last_heard": {**row["last_heard"], "overdue": is_overdue},
+        "damaged": [f"{name}/{ref}" for ref in damage.in_run(name)],
+    }
+
+
+def _for_people(row: Mapping[str, Any], one: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a row that `--json` has in another form, or does not have."""
+    status = ", ".join(_status(row, one["status"], one["remarks"]))
+    return {"status": status, "trend": one["trend"], "best_order": _best_order(row)}
+
+
+def _best_order(row: Mapping[str, Any]) -> tuple[str, float] | None:
+    """Return the key that sorts runs by best value, best first; metrics are never mixed."""
+    for monitor in row["monitors"][:1]:
+        value = row["best_values"][monitor["metric"]]
+        if value is not None:
+            return monitor["metric"], value if monitor["mode"] == "min" else -value
+    return None
+
+
+def heard_of(run: Run) -> LastHeard:
+    """Return when a run was last heard of."""
+    return last_heard(run.manifest, int(clock.time() * 1000))
+
+
+def _status(row: Mapping[str, Any], status: str, remarks: Iterable[str]) -> Iterator[str]:
+    """Yield the status of a run, and its problems."""
+    if row["dropped"] is not None:
+        yield "dropped"
+        if row["freed"]:
+            yield "freed"
+        return
+    yield status
+    if row["last_heard"]["overdue"]:
+        yield "overdue"
+    if row["damaged"]:
+        yield "damaged"
+    yield from remarks
+
+
+def _heard_json(run: Run) -> dict[str, Any]:
+    heard = heard_of(run)
+    every_s = None if heard.interval_ms is None else heard.interval_ms / 1000
+    return {"time": iso(heard.time_ms), "interval_s": every_s, "overdue": heard.is_overdue}
+
+
+def _waited_json(run: Run) -> float | None:
+    """Return the share of the time in which training waited for saves, as of the latest one."""
+    latest = run.manifest.latest()
+    return None if latest is None else waited_share(decode_plain(latest.meta))
+
+
+def run_json(run: Run, forks: list[str] | None, damage: Damage | None = None) -> dict[str, Any]:
+    """Return a run; `forks` are its forks' names, `None` where nobody looked for them."""
+    manifest, damage = run.manifest, damage or Damage.of(run.handle.store)
+    created, latest, writer = manifest.created, manifest.latest(), manifest.writer
+    backlog = run.backlog()
+    bests = {monitor.metric: manifest.best(monitor) for monitor in manifest.monitors}
+    return {
+        "run": run.id,
+        "status": manifest.status,
+        "reason": manifest.reason,
+        **lineage_json(run, forks),
+        "created": iso(manifest.created_ms),
+        "owner": run.handle.log.owner(),
+        "project": created and created.project,
+        "labels": [*manifest.labels_now],
+        "notes": [describe.note_json(run, one) for one in manifest.notes or ()],
+        "last_heard": _heard_json(run),
+        "damaged": [f"{run.id}/{ref}" for ref in damage.in_run(run.id)],
+        "waited_share": _waited_json(run),
+        "failed_saves": failed_saves(decode_plain(latest.meta)) if latest else 0,
+        "seed": f"0x{created.seed}" if created else None,
+        "config": decode_or_keep(manifest.config),
+        "config_hash": created.config_hash if created else None,
+        "environment": created.environment if created else {},
+        "monitors": [{"metric": m.metric, "mode": m.mode} for m in manifest.monitors],
+        "checkpoints": len(manifest.live()),
+        "superseded": manifest.superseded_count,
+        "evicted": manifest.evicted_count,
+        "latest": ref(run.id, latest) if latest else None,
+        "total_steps": created and created.total_steps,
+        "best": {metric: ref(run.id, best) if best else None for metric, best in bests.items()},
+        "best_values": {m: best.metrics[m] if best else None for m, best in bests.items()},
+        "best_steps": {metric: best.step if best else None for metric, best in bests.items()},
+        "best_step": next((best.step for best in [*bests.values()][:1] if best), None),
+        "tags": {name: ref(run.id, manifest.by_n[n]) for name, n in sorted(manifest.tags.items())},
+        "gates": {pin.name: source(run, pin.checkpoint) for pin in manifest.pins_of("gate")},
+        "releases": [pin.name for pin in manifest.pins_of("release")],
+        "artifacts": [pin.name for pin in manifest.pins_of("artifact")],
+        "holds": [describe.hold_json(run, one) for one in manifest.holds or ()],
+        "streams": {stream.name: stream.count for stream in manifest.streams},
+        "pool": len(manifest.roster()),
+        "writer": {"host": writer.host, "since": iso(writer.time_ms)} if writer else None,
+        "commits": manifest.commits,
+        "head": manifest.head,
+        "journal": None if backlog is None else asdict(backlog),
+    }
+
+
+def _forks_among(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the names of the forks of each run that has some."""
+    found: dict[str, list[str]] = {}
+    for name, one in summaries.items():
+        if one["row"]["parent"] is not None:
+            found.setdefault(one["row"]["parent"]["run"], []).append(name)
+    return found
+
+
+def parent_of(run: Run) -> Parent | None:
+    """Return the parent of a run that was forked."""
+    created = run.manifest.created
+    return None if created is None else created.parent
+
+
+def lineage_json(run: Run, forks: list[str] | None) -> dict[str, Any]:
+    """Return the parent, forks and phases of a run, and why it was dropped."""
+    manifest, parent = run.manifest, parent_of(run)
+    latest = manifest.latest()
+    return {
+        "preset": run.manifest.spec.name or None,
+        "phase": run.phases.current,
+        "phases": [
+            {
+                "phase": phase_value(record.to_phase),
+                "from": phase_value(record.from_phase),
+                "pivot": record.name,
+                "source": record.source,
+                "commit": record.n,
+                "superseded": record.superseded,
+                "config": decode_or_keep(record.config),
+                "meta": decode_or_keep(record.meta),
+            }
+            for record in manifest.phases
+        ],
+        "parent": None if parent is None else _parent_json(parent),
+        "merged_from": [] if latest is None else merged_from(decode_or_keep(latest.meta)),
+        "forks": forks,
+        "dropped": manifest.dropped,
+        "freed": None if manifest.dropped is None else manifest.holds_nothing,
+    }
+
+
+def _parent_json(parent: Parent) -> dict[str, Any]:
+    return {
+        "run": parent.run,
+        "commit": parent.commit,
+        "ref": parent_ref(parent),
+        "id": parent.checkpoint,
+    }
