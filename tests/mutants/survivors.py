@@ -23,10 +23,6 @@ SURVIVORS = {
     "not (self._observed is None)": (
         "It only reads the epoch early: `observe` reads it where nothing has begun to."
     ),
-    "registry.upkeep.live:Needs._know: _PLACEMENT_BYTES + len(known[1]) -> "
-    "_PLACEMENT_BYTES - len(known[1])": (
-        "It only moves the bound of what is kept: a placement is read again or not."
-    ),
     "registry.saving.journal.carrier:Carrier._outcome: committer.log.refresh() -> pass": (
         "The slot is composed for the newest log anyway; only objects may be sent in vain."
     ),

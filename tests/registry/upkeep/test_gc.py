@@ -883,6 +883,15 @@ def test_a_mirror_is_collected_by_itself(thinned, reg, backend, open_registry):
 # What it costs
 
 
+def test_what_a_collection_knows_of_placements_is_bounded(monkeypatch):
+    monkeypatch.setattr(live, "_KNOWN_BYTES", 4 * (live._PLACEMENT_BYTES + 100))
+    needs = Needs(None)
+    for number in range(20):
+        key = ObjectKey("placements", Digest.of(bytes([number])), 0)
+        needs._know(key, (Digest.of(b""), bytes(100)))
+    assert len(needs._packs) == 4
+
+
 def test_a_second_collection_reads_each_slot_and_placement_once(thinned, reg, backend):
     reg.gc(grace_s=0)
     calls = []

@@ -26,6 +26,7 @@ from holdfast.registry.history.actions import AddCheckpoint
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.saving.collective import talk
 from holdfast.registry.saving.collective.sides import Following, Leading
+from holdfast.registry.spec import RunSpec
 from holdfast.registry.values import parse_limits
 from holdfast.registry.writing.object_writer import Condemned
 from tests.registry.saving.collective.ranks import Mortal, Troubled, group_of, mortals, together
@@ -249,6 +250,20 @@ def test_metrics_that_differ_are_refused(reg: Registry) -> None:
     for error in together(group_of(2, WELL_S), save):
         assert isinstance(error, IncompatibleState)
         assert "metrics['loss']" in str(error)
+
+
+def test_weights_that_are_not_finite_on_one_rank_are_named_on_all(reg: Registry) -> None:
+    reg.create_run("watched", preset=RunSpec(name="own", finite=("model/*",)))
+
+    def save(group: Group) -> tuple[str, ...]:
+        whole = WHOLE[:700].copy()
+        if group.rank:
+            whole[600:] = np.nan  # in the part of this rank
+        parts = {"w": Rows(whole, group.rank, 2), "b": np.arange(300.0)}
+        with holdfast.open(reg.url) as mine:
+            return mine.run("watched", group=group).save({"model": parts}, step=1).nonfinite
+
+    assert together(group_of(2, WELL_S), save) == [("model/w",)] * 2
 
 
 def test_values_of_each_rank_are_kept_under_their_rank(reg: Registry) -> None:
