@@ -57,6 +57,24 @@ def test_only_new_slots_and_placements_are_read(noted, backend):
     assert objects(backend) == needed(noted)
 
 
+def test_a_note_tells_only_of_slots_that_cannot_be_lost(reg, backend):
+    save_small(reg.create_run("run"), 1)
+    done = []
+
+    class Noting(Wrapper):
+        def make_durable(self, keys):
+            done.extend(keys)
+
+        def put_if_absent(self, key, body):
+            done.append(key)
+            return super().put_if_absent(key, body)
+
+    with open_on(Noting(backend)) as opened:
+        collect(opened.handle.store, grace_s=0.0)
+    newest = slot_key("run", reg.run("run").manifest.next_slot - 1)
+    assert done == [newest, note_key(1)]
+
+
 def _drop_the_end(backend, reg) -> None:
     for number in range(2, reg.run("kept").manifest.next_slot):
         backend.delete(slot_key("kept", number))
