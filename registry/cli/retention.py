@@ -133,10 +133,11 @@ def _text(
     kept = output.counted(sum(len(plan.kept) for plan in plans.values()), "checkpoint")
     thinned = sum(len(plan.thinned) for plan in plans.values())
     also = f"{thinned} {'would be thinned' if dry_run else 'thinned'}, " if thinned else ""
-    yield f"{kept} kept, {also}{sum(len(plan.evicted) for plan in plans.values())} {went}"
+    evicted = sum(len(plan.evicted) for plan in plans.values())
+    yield f"{kept} kept, {also}{evicted} {went}"
     if freed is not None:
         yield f"gc and repack would free {output.size(freed)} after these evictions"
-    elif dry_run:
+    elif dry_run and evicted:
         yield Note("--bytes counts what the evictions would free")
 
 
