@@ -21,11 +21,12 @@ from holdfast.registry.cli.run_listing import FORM, run_json, summary
 from holdfast.registry.curation import checkpoint_marks
 from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
 from holdfast.registry.face import Registry, Run, find_evicted
-from holdfast.registry.history import RetentionPlan, Verdict, kept_ref
+from holdfast.registry.history import RetentionPlan, Verdict, has_policies, kept_ref
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading import Checkpoint
+from holdfast.registry.spec import Retention
 from holdfast.registry.upkeep import RunUsage, Usage, measure
-from holdfast.registry.values import near
+from holdfast.registry.values import abridged, near
 
 _PLAN = (
     Column("phase"),
@@ -72,12 +73,16 @@ def prune(
     The policy is that of the run, or the one that the options give. The newest and the best one,
     gates, tags, and checkpoints that are held (`hold`) or that a follower holds are always kept.
     With --thin the others keep these components, and `gc` frees the rest of them. `undo` brings
-    evicted and thinned checkpoints back.
+    evicted and thinned checkpoints back. A pattern passes over dropped runs, and over those
+    without a policy.
     """
     if count and not dry_run:
         raise typer.BadParameter("--bytes is for --dry-run")
     own = options.retention(last, best, every, days, thin)
+    several = options.is_pattern(run)
     runs = [opened.run(name) for name in options.matching([run], opened.run_names)]
+    passed_over = [one for one in runs if several and not _can_prune(one, own)]
+    runs = [one for one in runs if one not in passed_over]
     if best is not None:
         for one in runs:
             for phase in dict.fromkeys(record.phase for record in one.manifest.live()):
@@ -95,11 +100,17 @@ def prune(
         }
         for name, plan in plans.items()
     ]
-    several = options.is_pattern(run)
+    names = abridged([one.id for one in passed_over], ", ")
     return Answer(
         lambda: documents if several else documents[0],
         lambda: _text(plans, [Column("run")] if several else [], dry_run=dry_run, freed=freed),
+        [f"passed over, dropped or without a retention policy: {names}"] if names else (),
     )
+
+
+def _can_prune(run: Run, own: Retention | None) -> bool:
+    found = run.manifest
+    return found.dropped is None and (own is not None or has_policies(found.spec))
 
 
 def _freed_bytes(opened: Registry, plans: Mapping[str, RetentionPlan]) -> int:

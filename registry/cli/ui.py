@@ -114,7 +114,8 @@ def page(
 ) -> str:
     """Write a report about runs, which opens offline: one file, or a site.
 
-    The runs stand side by side first; what `holdfast ui` shows of each run can be opened below.
+    The runs stand side by side first, their curves over each other; what `holdfast ui` shows of
+    each run can be opened below.
     Whoever can read the place sees names, configurations, metrics and notes of these runs.
     """
     if (to is None) == (site is None):

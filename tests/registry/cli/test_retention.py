@@ -87,6 +87,12 @@ def test_prune_takes_the_runs_of_a_pattern(
         ("sweep-2", 1),
     ]
     assert steps_at(None, "long") == [20, 60]
+    call("run", "rm", "sweep-1", "--yes", "--reason", "over")
+    done = call("prune", "*[g-]*", "--dry-run")
+    assert done.stdout == "0 checkpoints kept, 0 would go\n"
+    assert done.stderr == (
+        "passed over, dropped or without a retention policy: long, sweep-1, sweep-2\n"
+    )
     assert "no run has a name like this" in call("prune", "swep-*", status=4).stderr
 
 
