@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -132,7 +131,7 @@ def try_extra(folder: Path, wheel: Path, extra: str) -> None:
             lines = MODEL + readme("python")[1]
             run(folder, python, f"import holdfast; holdfast.init('checkpoints')\n{lines}")
             with s3():
-                init = "import holdfast; holdfast.init('s3://bucket/a', skip_race_probe=True)\n"
+                init = "import holdfast; holdfast.init('s3://bucket/a')\n"
                 run(
                     folder,
                     python,
@@ -189,41 +188,29 @@ def size(folder: Path) -> int:
 @contextmanager
 def s3() -> Iterator[None]:
     """Serve S3 on this machine, and let programs find it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    # Plain moto may let two of many exclusive creates win, which `init` refuses.
+    command = [sys.executable, "-W", "ignore", "-m", "tests.servers.moto_process"]
     server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
+    assert server.stdout is not None
+    port = server.stdout.readline().strip()
+    if not port:
+        raise SystemExit("the S3 server did not start")
     here = {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_DEFAULT_REGION": "us-east-1",
     }
+    os.environ.update(here)
     try:
-        wait_for(port)
-        os.environ.update(here)
         yield
     finally:
         for name in here:
             os.environ.pop(name, None)
         server.terminate()
         server.wait()
-
-
-def wait_for(port: int) -> None:
-    """Wait until a server listens."""
-    for _ in range(300):
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return
-    raise SystemExit("the S3 server did not start")
 
 
 if __name__ == "__main__":
