@@ -64,7 +64,7 @@ SURVIVORS = {
         "Of a log of one slot: the key of slot -1, too, comes before that of slot 0."
     ),
     "registry.history.slots:still_ends: 2 -> 3": (
-        "Of `_FEW + 2`: one slot more is listed, and so many are too many either way."
+        "Of `_FEW + 2`: the listing may have one slot more. Both numbers are above the limit."
     ),
     "registry.saving.journal.folder:RunFolder.open_copy: 1 -> 2": (
         "Of `default=-1`: every number of commits is larger than both."
@@ -83,6 +83,6 @@ SURVIVORS = {
     ),
     "registry.upkeep.gc:Collector.spend_reserve: len(chosen) > _CONDEMNED_WHEN_FULL -> "
     "len(chosen) >= _CONDEMNED_WHEN_FULL": (
-        "Of exactly so many all are condemned, and the collection looks once more."
+        "At exactly this number all are condemned both ways. Only one more look follows."
     ),
 }

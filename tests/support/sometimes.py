@@ -131,7 +131,7 @@ class Watch:
         is_here: Whether this process counts, too.
 
     Attributes:
-        is_on: Off for a trial of a changed function: a watch gives functions their code anew.
+        is_on: Off while a changed function is tried. A watch would put its old code back.
     """
 
     is_on: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Signatures: who vouches for which commits, and attempts to deceive those who trust a key."""
+"""Signatures say who vouches for which commits. Nobody without the key can deceive its readers."""
 
 from __future__ import annotations
 
