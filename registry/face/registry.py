@@ -492,8 +492,8 @@ class Registry:
                 that is shorter than there, different or gone is an error.
             write_heads: A local file for the heads of all runs; written if no error was found.
             since_last: Do not read again what the last call with `since_last` on this machine found
-                whole, and what is as it was then by names, sizes and times. One call in 30 reads
-                everything.
+                whole, and what is as it was then by names, sizes and times. Each call reads another
+                thirtieth of that again.
             shard: `I/N` with N up to 256: check the packs, manifests and placements in this one of
                 N parts of the keys, and all logs. The N parts may be checked at any time, on
                 different machines.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,8 +39,8 @@ _LOGGER = logging.getLogger("holdfast")
 #: Findings that are kept, characters of each of their texts, and refs that each affects.
 _KEPT, _LONGEST, _REFS = 100, 500, 1000
 _SUFFIX, _CHECKED = ".verified", ".checked"
-#: One verification with `since_last` in this number reads everything.
-_FULL_EVERY = 30
+#: In this many verifications with `since_last` everything is read again, an equal part by each.
+_AGAIN_WITHIN = 30
 #: The most bytes of runs that are kept, before they are compressed.
 _MOST_BYTES = 4 * MAX_FILE_BYTES
 
@@ -147,10 +148,10 @@ def damaged_keys(store: Store) -> set[ObjectKey]:
 class _Header(Record):
     """The first line of the file."""
 
-    format: Literal["holdfast.checked/1"] = "holdfast.checked/1"
+    format: Literal["holdfast.checked/2"] = "holdfast.checked/2"
     registry: str
     replay: int  # version of the replay
-    since_full: _Count  # verifications since the last one that read everything
+    turn: _Count  # verifications since the first one, which read everything
 
 
 class Checked(Record):
@@ -196,7 +197,7 @@ class LastCheck:
         self._states: dict[ObjectKey, dict[ObjectKey, int]] = {}
         self._kept: dict[str, tuple[Checked, bytes]] | None = {}
         self._kept_bytes = 0
-        self._since_full = -1
+        self._turn = -1
         try:
             self._read()
         except (RegistryError, InvalidRecord, ValueError) as error:
@@ -255,7 +256,7 @@ class LastCheck:
         if self._store.heads is None or self._kept is None:
             return
         header = _Header(
-            registry=self._store.config.id, replay=REPLAY_VERSION, since_full=self._since_full + 1
+            registry=self._store.config.id, replay=REPLAY_VERSION, turn=self._turn + 1
         )
         lines = [header.encode()]
         for run_id, (seen, run) in self._kept.items():
@@ -276,7 +277,7 @@ class LastCheck:
         first, *lines = unwrap_frame(data, where=_CHECKED).split(b"\n")
         header = _Header.decode(first, where=_CHECKED)
         expected = self._store.config.id, REPLAY_VERSION
-        if (header.registry, header.replay) != expected or header.since_full + 1 >= _FULL_EVERY:
+        if (header.registry, header.replay) != expected:
             return
         last = last_verify(self._store)
         if last is not None and last.errors > _KEPT:
@@ -287,12 +288,18 @@ class LastCheck:
             seen = Checked.decode(line, where=_CHECKED)
             if seen.run in doubted:
                 continue
-            self._known[seen.run] = seen, held
+            if not _is_due(seen.run, header.turn):
+                self._known[seen.run] = seen, held
             for placement, sizes in seen.states.items():
                 found = {ObjectKey.parse(key): size for key, size in sizes.items()}
-                if damaged.isdisjoint(found):
+                if damaged.isdisjoint(found) and not _is_due(placement, header.turn):
                     self._states[ObjectKey.parse(placement)] = found
-        self._since_full = header.since_full
+        self._turn = header.turn
+
+
+def _is_due(name: str, turn: int) -> bool:
+    """Return whether a run or a placement is read again in this turn."""
+    return zlib.crc32(name.encode()) % _AGAIN_WITHIN == turn % _AGAIN_WITHIN
 
 
 @dataclass(frozen=True, slots=True)

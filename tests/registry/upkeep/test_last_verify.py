@@ -134,7 +134,8 @@ def test_what_cannot_be_kept_stops_nothing(place: Path, monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def many(place: Path) -> Path:
+def many(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(verify_notes, "_AGAIN_WITHIN", 2**40)  # nothing is read again in its turn
     with holdfast.open(place) as reg:
         for name in ("a", "b"):
             for step in range(5):
@@ -275,11 +276,19 @@ def test_damage_that_was_told_stays_told(many: Path, monkeypatch: pytest.MonkeyP
         _put(path, whole, keeps_time=True)
         assert check(many).ok
         assert check(many).unchanged == 3
-    monkeypatch.setattr(verify_notes, "_FULL_EVERY", 1)
-    assert check(many).unchanged == 0
-    monkeypatch.setattr(verify_notes, "_FULL_EVERY", 3)
-    _flip(_slot(many, 4), keeps_time=True)
-    assert [check(many).ok for _ in range(4)] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("harmed", ["a log", "a state"])
+def test_a_few_checks_together_read_everything_again(
+    many: Path, monkeypatch: pytest.MonkeyPatch, harmed: str
+) -> None:
+    monkeypatch.setattr(verify_notes, "_AGAIN_WITHIN", 3)
+    check(many)
+    assert sum(check(many).unchanged for _ in range(3)) == 2 * 3  # each of three runs is read once
+    _flip(_slot(many, 4) if harmed == "a log" else _one(many, "manifests"), keeps_time=True)
+    found = [check(many).ok for _ in range(4)]
+    assert found == sorted(found, reverse=True)
+    assert not found[2]
 
 
 @pytest.mark.parametrize("bound", ["_KEPT", "_REFS"])
