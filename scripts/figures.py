@@ -38,6 +38,7 @@ BENCHMARKS = {
     "growth": "--commits 100 *5000 --rounds 3 --tensors 1000 *10000 --runs *100 --chunks *20000"
     " --dir {dir}",
     "collection": "--objects *3000",
+    "nights": "--dir {dir}",
     "transports": "--servers {server} --ways plain,latency --packs 2 --pack-bytes 16777216"
     " --seconds 10",
     "manifest_load": "'1.3 B'",

@@ -48,6 +48,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
         "best peer: ",
     ),
     "manifest_load": ("'1.3 B'", "rows of all: "),
+    "nights": ("--runs 2 --saves 1 2 --dir {dir}", "gc of the mirror"),
     "peak_memory": (
         "--workload hydra --ways raw --scale 0.001 --saves 1 --dir {dir}",
         "holdfast load, new: first",
