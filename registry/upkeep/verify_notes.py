@@ -255,9 +255,7 @@ class LastCheck:
         """Keep the runs, with the states that each holds and that are without faults."""
         if self._store.heads is None or self._kept is None:
             return
-        header = _Header(
-            registry=self._store.config.id, replay=REPLAY_VERSION, turn=self._turn + 1
-        )
+        header = _Header(registry=self._store.config.id, replay=REPLAY_VERSION, turn=self._turn + 1)
         lines = [header.encode()]
         for run_id, (seen, run) in self._kept.items():
             states = {}
