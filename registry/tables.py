@@ -231,7 +231,8 @@ def _config_columns(
 ) -> tuple[list[Column], list[dict[str, object]]]:
     """Return a column for each number and text of the configurations, and the rows with them."""
     # Out of the JSON: a metric may be named like a value of the configuration.
-    configs = [dict(_leaves(json.loads(str(row.get("config") or "null")))) for row in rows]
+    read = (_leaves(json.loads(str(row.get("config") or "null"))) for row in rows)
+    configs = [{path: one for path, one in some if not isinstance(one, list)} for some in read]
     columns, made = [], [dict(row) for row in rows]
     for path in dict.fromkeys(path for one in configs for path in one):
         name, values = f"config.{path}", [one.get(path) for one in configs]
@@ -264,7 +265,7 @@ def run_fields(
     monitor = next(iter(run.monitors), None)
     shown = run.latest() if monitor is None else run.best(monitor)
     metrics = {} if shown is None else dict(shown.metrics)
-    config = dict(_leaves(json_ready(decode_plain(run.config)))) if run.created else {}
+    config = {key: one for key, one in config_of(run).items() if not isinstance(one, list)}
     return {
         **metrics,
         **config,
@@ -274,6 +275,11 @@ def run_fields(
         "name": run.run_id,
         **columns,
     }
+
+
+def config_of(run: RunManifest) -> dict[str, Any]:
+    """Return the values of a run's configuration by dotted path; lists are one value each."""
+    return dict(_leaves(json_ready(decode_plain(run.config)))) if run.created else {}
 
 
 def _summaries(live: Sequence[CheckpointRecord], *, with_extremes: bool) -> dict[str, float]:
@@ -308,11 +314,11 @@ def damaged_fields(name: str, error: RegistryError) -> dict[str, object]:
 
 
 def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the numbers and texts of a configuration, each with its dotted path."""
+    """Yield the numbers, texts and lists of a configuration, each with its dotted path."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _leaves(item, f"{path}.{key}" if path else str(key))
-    elif path and not isinstance(value, list):
+    elif path:
         yield path, value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from holdfast.registry.history import (
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.hub import engines
 from holdfast.registry.loading import Checkpoint, Stored, TensorInfo
+from holdfast.registry.spec import Monitor
 from holdfast.registry.values import abridged
 
 _DIFF = (
@@ -66,6 +68,14 @@ _SWEEP = (
     Column("checkpoint", "ref", lambda ref: ref.partition("/")[2], none="-", drop=2),
     metrics(drop=1),
 )
+_RANKS = (
+    Column("key"),
+    *numbers("strength", "chance", text="{:.1%}".format),
+    *numbers("correlation", text="{:+.2f}".format, none="-"),
+    Column("best"),
+    *numbers("mean=best_mean", text=output.number),
+    *numbers("runs=best_runs"),
+)
 _SIGNS = {"changed": "~", "reshaped": "~", "moved": ">", "added": "+", "removed": "-"}
 
 
@@ -80,18 +90,22 @@ def diff(
     ),
     values: bool = flag("--values", "Read changed tensors, and show how far they moved."),
     runs: bool = flag("--runs", "Compare runs side by side, such as two forks or a sweep."),
+    rank: str | None = option(
+        "--rank", "METRIC:min|max", "With --runs: rank keys of configurations by it, from six runs."
+    ),
 ) -> Answer:
     """Compare two checkpoints, or runs; only --values reads data.
 
     Of two runs shows their settings, their metrics by step, and the first difference of their
     states. Of more runs shows a row each: the values of configuration and settings that are not
     the same in all, and the metrics of the best checkpoint, or of the newest without a monitor.
+    With --rank the keys of their configurations, by how strongly they go with a metric: no cause.
     """
     if runs:
         if values:
             raise typer.BadParameter("--values compares two checkpoints, not runs")
-        return _runs(opened, refs)
-    if len(refs) != 2:
+        return _runs(opened, refs) if rank is None else _ranked(opened, refs, options.monitor(rank))
+    if len(refs) != 2 or rank:
         raise typer.BadParameter("two checkpoints are compared; --runs compares runs")
     old, new = map(opened.checkpoint, refs)
     found = compare(old.handle, new.handle, values=values)
@@ -191,6 +205,17 @@ def _runs(opened: Registry, given: list[str]) -> Answer:
         return Answer(lambda: _branches_json(found), lambda: _print_branches(found))
     rows = _sweep([opened.run(name).manifest for name in names])
     return answer_of(rows, Table(_SWEEP, rows))
+
+
+def _ranked(opened: Registry, given: list[str], by: Monitor) -> Answer:
+    found = opened.rank_config(by, runs=options.matching(given, opened.run_names))
+    rows = [asdict(one) for one in found.keys]
+    others = ", ".join(f"{key} ({why})" for key, why in found.unranked.items())
+    return Answer(
+        lambda: {**picked(by, "metric mode"), **picked(found, "runs unranked"), "keys": rows},
+        lambda: [Table(_RANKS, rows, none="no key of the configurations varies"), "", *found.about],
+        [f"not ranked: {others}"] if others else (),
+    )
 
 
 def _sweep(runs: Sequence[RunManifest]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import typer
 
 from holdfast.registry.cli import completing
 from holdfast.registry.errors import InvalidInput, NotFound
-from holdfast.registry.spec import Retention
+from holdfast.registry.spec import Monitor, Retention
 
 
 def argument(metavar: str, about: str, *, default: Any = ..., **more: Any) -> Any:
@@ -99,6 +99,15 @@ def matching(names: Iterable[str], runs: Callable[[], list[str]]) -> list[str]:
             raise NotFound("no run has a name like this", where=name, hint="See `holdfast run ls`.")
         found += some
     return found
+
+
+def monitor(text: str) -> Monitor:
+    """Return the monitor that METRIC:min or METRIC:max means."""
+    metric, _, mode = text.rpartition(":")
+    match mode:
+        case "min" | "max" if metric:
+            return Monitor(metric=metric, mode=mode)
+    raise typer.BadParameter(f"{text!r} is not of the form METRIC:min or METRIC:max")
 
 
 Ref = Annotated[

@@ -18,7 +18,7 @@ from holdfast.registry.cli.run_listing import run_json
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.face import Registry
 from holdfast.registry.history.actions import RunStatus
-from holdfast.registry.spec import Monitor, Retention
+from holdfast.registry.spec import Retention
 from holdfast.registry.spec.presets import load_preset
 from holdfast.registry.values import duration
 
@@ -73,7 +73,7 @@ def create(
     if total_steps is not None:
         given["total_steps"] = total_steps
     if monitor:
-        given["monitor"] = [_monitor(text) for text in monitor]
+        given["monitor"] = [options.monitor(text) for text in monitor]
     retention = options.retention(last, best, every, days, thin)
     if retention is not None:
         given["retention"] = retention
@@ -246,14 +246,6 @@ def _check_best(retention: Retention, preset: str | None, monitor: list[str] | N
             where=f"--best {retention.best}",
             hint="Add --monitor loss:min, or another METRIC:min or METRIC:max.",
         )
-
-
-def _monitor(text: str) -> Monitor:
-    metric, _, mode = text.rpartition(":")
-    match mode:
-        case "min" | "max" if metric:
-            return Monitor(metric=metric, mode=mode)
-    raise typer.BadParameter(f"{text!r} is not of the form METRIC:min or METRIC:max")
 
 
 def _seed(text: str) -> int:

@@ -2,6 +2,7 @@
 
 - `state_diff`: two checkpoints compared by their manifests, and tensors element by element.
 - `branches`: two runs side by side: their fork, settings, steps and first difference.
+- `ranking`: keys of configurations ranked by how strongly they go with a metric, over many runs.
 - `tensor_stats`: extremes, means and norms of the tensors of a stored state; a histogram of one.
 - `chunkwise`, `elements`: chunks read one after another, and their bytes as numbers.
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from holdfast.registry.comparing.elements import blocks as blocks
     from holdfast.registry.comparing.elements import float8_values as float8_values
     from holdfast.registry.comparing.elements import summarise as summarise
+    from holdfast.registry.comparing.ranking import KeyRank as KeyRank
+    from holdfast.registry.comparing.ranking import Ranking as Ranking
+    from holdfast.registry.comparing.ranking import rank_config as rank_config
     from holdfast.registry.comparing.state_diff import KINDS as KINDS
     from holdfast.registry.comparing.state_diff import ComponentDiff as ComponentDiff
     from holdfast.registry.comparing.state_diff import Diff as Diff

@@ -22,7 +22,7 @@ from holdfast.registry.face.registry_handle import RegistryHandle
 from holdfast.registry.store import DAY_S, Store
 
 if TYPE_CHECKING:
-    from holdfast.registry.comparing import Branches, Diff
+    from holdfast.registry.comparing import Branches, Diff, Ranking
     from holdfast.registry.face.attesting import Attestation
     from holdfast.registry.face.metrics import Export
     from holdfast.registry.face.run import Run
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from holdfast.registry.plots import Axis
     from holdfast.registry.saving.collective import Group
     from holdfast.registry.saving.journal import Journal
+    from holdfast.registry.spec import Monitor
     from holdfast.registry.store import Transfers
     from holdfast.registry.upkeep import (
         DropRules,
@@ -305,6 +306,29 @@ class Registry:
 
         one, two = (self._handle.open_log(name) for name in (first, second))
         return compare_runs(self._handle.store, one, two)
+
+    def rank_config(
+        self, monitor: Monitor | None = None, *, runs: Iterable[str] | None = None
+    ) -> Ranking:
+        """Rank the keys of configurations by how strongly they go with a metric over several runs.
+
+        Each run counts once, with its best value; what a fork inherited does not count. Nothing of
+        it says that a key is the cause: see docs/cli/look.md.
+
+        Args:
+            monitor: The metric; by default the one that decides the best in most of the runs.
+            runs: Names of runs, such as `runs_table(where=...)["run"]` has; by default all.
+
+        Raises:
+            InvalidInput: Fewer than six runs have a finite value.
+            NotFound: There is no such run.
+            IntegrityError: A log is damaged.
+        """
+        from holdfast.registry.comparing import rank_config
+
+        names = dict.fromkeys(self.run_names() if runs is None else map(str, runs))
+        logs = self._handle.store.pools.bulk.map(self._handle.open_log, names)
+        return rank_config([log.run for log in logs], monitor)
 
     def diff(
         self, before: Checkpoint | str, after: Checkpoint | str, *, values: bool = False

@@ -413,6 +413,14 @@ class RunManifest(Record):
         found = self.bests[key]
         return None if found is None or self.dropped is not None else self.by_n[found[1]]
 
+    def own_best(self, monitor: Monitor) -> CheckpointRecord | None:
+        """Return the best checkpoint among those that the run did not inherit as a fork."""
+        best, parent = self.best(monitor), None if self.created is None else self.created.parent
+        if parent is None or best is None or best.manifest != parent.checkpoint:
+            return best
+        rated = [one for one in self.rated(monitor) if one[2].manifest != parent.checkpoint]
+        return min(rated)[2] if rated else None
+
     def _compared(self, phase: str | None) -> str | None:
         return self.phase if phase is None and self.spec.phases else phase
 

@@ -35,7 +35,7 @@ from holdfast.registry.plots import numbers_by_key
 from holdfast.registry.saving.loop import waited_share
 from holdfast.registry.ui.charts import Chart, Curve, Mark, Point, curves
 from holdfast.registry.ui.pages.events import MAX_AGE_S, Event, Fork, read_events, read_forks
-from holdfast.registry.ui.pages.runs import RunRow, marked_row, own_best, row_of
+from holdfast.registry.ui.pages.runs import RunRow, marked_row, row_of
 from holdfast.registry.ui.pages.timeline import CheckpointRow, read_rows, timeline
 from holdfast.registry.ui.pages.view import (
     MOST_CHARTS,
@@ -289,7 +289,7 @@ def _charts(
 def _best(run: RunManifest, metric: str) -> CheckpointRecord | None:
     """Return the best checkpoint by a metric, if that is monitored."""
     monitor = next((one for one in run.monitors if one.metric == metric), None)
-    return None if monitor is None else own_best(run, monitor)
+    return None if monitor is None else run.own_best(monitor)
 
 
 def _extremes(saved: Sequence[Saved], metric: str) -> Iterator[tuple[str, float, int, str]]:

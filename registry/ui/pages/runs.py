@@ -268,7 +268,7 @@ def row_of(run: RunManifest) -> RunRow:
     """Return a run as a row."""
     heard, latest = last_heard(run, now_ms()), run.latest()
     monitor = monitor_of(run)
-    best = own_best(run, run.monitors[0]) if run.monitors else None
+    best = run.own_best(run.monitors[0]) if run.monitors else None
     shared = run.best(run.monitors[0]) if run.monitors else None
     live = run.live()
     return RunRow(
@@ -306,15 +306,6 @@ def _rate(live: Sequence[CheckpointRecord]) -> float | None:
     if len(some) < 2 or some[-1].time_ms <= some[0].time_ms:
         return None
     return 1000 * (some[-1].step - some[0].step) / (some[-1].time_ms - some[0].time_ms) or None
-
-
-def own_best(run: RunManifest, monitor: Monitor) -> CheckpointRecord | None:
-    """Return the best checkpoint of a run among those that it did not inherit as a fork."""
-    best, parent = run.best(monitor), None if run.created is None else run.created.parent
-    if parent is None or best is None or best.manifest != parent.checkpoint:
-        return best
-    rated = [one for one in run.rated(monitor) if one[2].manifest != parent.checkpoint]
-    return min(rated)[2] if rated else None
 
 
 def _words(run: RunManifest) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from holdfast.registry.comparing import Ranking, rank_config
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.history import config_by_path, json_ready, parent_ref
 from holdfast.registry.history.replay import RunManifest
@@ -80,6 +81,9 @@ class SideBySide:
     columns: tuple[str, ...]  # fields that have a column
     choices: Choices  # fields that the runs can be grouped by
     space: Mapping[str, Any]  # the runs by their fields, for charts
+    #: Keys of the configurations by how strongly they go with the metric of most runs, or why they
+    #: are not ranked; `None` if the configurations do not differ.
+    ranking: Ranking | InvalidInput | None
     fields: tuple[Chart, ...]  # charts of fields; none if the configurations do not differ
     #: A chart for each metric of which a run has several values, with a curve for each run; at most
     #: `MOST_CHARTS`.
@@ -153,6 +157,7 @@ def compare_runs(
         columns=differing([one.fields for one in rows]) if columns is None else tuple(columns),
         choices=choices_of(row.fields for row in rows),
         space=space,
+        ranking=_ranking(runs) if any(any(row.differs) for row in config) else None,
         fields=tuple(_fields_charts(axes, space)) if len(rows) > 1 and axes else (),
         charts=tuple(_charts(runs, saved, metric, curved, groups)),
         metrics=len(curved),
@@ -169,6 +174,13 @@ def compare_runs(
         pending=sum(one.pending > 0 for one in chronicles.values()),
         troubles=tuple(dict.fromkeys(troubles)),
     )
+
+
+def _ranking(runs: Sequence[RunManifest]) -> Ranking | InvalidInput:
+    try:
+        return rank_config(runs)
+    except InvalidInput as error:
+        return error
 
 
 def _chronicles(

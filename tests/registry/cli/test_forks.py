@@ -390,6 +390,32 @@ def test_run_diff_of_a_sweep(call: Call, call_json: CallJson, url: str) -> None:
     assert "a run is compared with others" in call("diff", "--runs", "demo", status=3).stderr
 
 
+def test_which_keys_of_a_sweep_go_with_a_metric(call: Call, call_json: CallJson, url: str) -> None:
+    with holdfast.open(url) as opened:
+        for n in range(8):
+            run = opened.create_run(f"sweep-{n}", config={"lr": n, "rate": 2 * n, "id": f"x{n}"})
+            run.save({"w": np.zeros(3)}, step=1, metrics={"acc": n / 8})
+    shape = call_json("diff", "--runs", "sweep-*", "--rank", "acc:max")
+    assert (shape["metric"], shape["mode"], shape["runs"]) == ("acc", "max", 8)
+    assert shape["unranked"] == {"id": "almost every run has another value"}
+    (key,) = shape["keys"]
+    assert set(key) == {
+        *("key", "confounded", "runs", "strength", "correlation", "chance"),
+        *("best", "best_mean", "best_runs"),
+    }
+    done = call("diff", "--runs", "sweep-*", "--rank", "acc:max")
+    header, first, *said = done.stdout.splitlines()
+    assert header.split() == [*("key", "strength", "chance", "correlation", "best", "mean", "runs")]
+    assert words(first).startswith("lr 100.0% 0.1% +1.00 ")
+    assert "Nothing tells lr, rate apart: they differ only together." in said
+    assert done.stderr == "not ranked: id (almost every run has another value)\n"
+    few = call("diff", "--runs", "sweep-[0-4]", "--rank", "acc:max", status=3).stderr
+    assert "too few runs" in few
+    assert "found 5" in few
+    assert "METRIC:min or METRIC:max" in call("diff", "--runs", "*", "--rank", "a", status=2).stderr
+    assert "--runs compares runs" in call("diff", "demo", "demo", "--rank", "a", status=2).stderr
+
+
 # Words for every action
 
 _ONE, _TWO = Digest.of(b"1"), Digest.of(b"2")

@@ -183,6 +183,7 @@ def test_side_by_side_shows_what_differs(source: Source) -> None:
     loss = next(chart for chart in found.charts if chart.title == "loss")
     names = [curve["name"] for curve in loss.payload["curves"]]
     assert names == ["night", "night, superseded", "night-wide"]
+    assert "at least 6 runs with a value of it; found 2" in str(found.ranking)
 
 
 def test_lineage_has_forks_and_merges(source: Source) -> None:

@@ -121,6 +121,7 @@ def test_which_hyperparameters_matter_and_thirty_curves_over_each_other(visitor:
     lines = "figure:has-text('Each run as a line through its values') .plot"
     visitor.page.locator(f"{lines} .main-svg").first.wait_for()
     assert "lr" in visitor.sees(lines)
+    assert "lr" in visitor.page.locator("#ranking tbody th").all_inner_texts()
     chart = visitor.page.locator("#curves figure", has_text="loss").first
     chart.scroll_into_view_if_needed()
     chart.locator(".main-svg").first.wait_for()
