@@ -26,6 +26,7 @@ from holdfast.registry.cli.listing import Listing, sparkline, there
 from holdfast.registry.cli.opening import DASK, moves, reads, writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
+from holdfast.registry.cli.run_listing import bests
 from holdfast.registry.curation import Release, checkpoint_marks, write_card
 from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
 from holdfast.registry.face import Registry, Run, pull_command, python_lines
@@ -71,7 +72,7 @@ def ls(
     run: str | None = argument(
         "RUN[/KIND]",
         "Only this run: its checkpoints, or its KIND: pins (tags, gates, releases and artifacts), "
-        "one of these four, pool or streams.",
+        "one of these four, pool or streams; '*/best': the best of each run, the best first.",
         envvar="HOLDFAST_RUN",
         autocompletion=completing.RUNS,
         default=None,
@@ -88,6 +89,8 @@ def ls(
         return pins.named(listing, [opened.run(run)] if run else listing.runs())
     if run is not None:
         run, slash, kind = run.partition("/")
+        if kind == "best" and options.is_pattern(run):
+            return bests(opened, run)
         one = opened.run(run)
         if slash:
             return _of_kind(one, kind, evicted=evicted)

@@ -29,7 +29,7 @@ from holdfast.registry.history.actions import Parent
 from holdfast.registry.saving.loop import LastHeard, failed_saves, last_heard, waited_share
 from holdfast.registry.tables import RunChoice, kept_fields
 from holdfast.registry.upkeep import Damage
-from holdfast.registry.values import number
+from holdfast.registry.values import abridged, number
 
 if TYPE_CHECKING:
     from holdfast.registry.face import Run
@@ -47,6 +47,9 @@ _LS = (
     *numbers("age=created", text=describe.age, none="-", drop=6),
     Column("owner", none="-", drop=7),
 )
+_BESTS = (*map(Column, ("run", "ref", "metric", "mode")), *numbers("step"))
+_BESTS += numbers("value", text=number)
+_BEST = ("_values", "_steps", "")
 #: Form of `summary`; raise it whenever that or `run_json` makes something else.
 FORM = 6
 _WHERE = "Only runs that fit, such as 'lr < 1e-3 and status=failed and name~vit'."
@@ -90,6 +93,26 @@ def ls(
         notes=listing.notes,
         damaged=listing.damaged,
     )
+
+
+def bests(opened: Registry, pattern: str) -> Answer:
+    """Return the best checkpoint of each run by its first monitor, the best first."""
+    listing = Listing(opened)
+    found, blocks = listing.summaries(summary, FORM), dict[str, list[dict[str, Any]]]()
+    names = options.matching([pattern], lambda: [*found, *listing.damaged])
+    for row in (found[name]["row"] for name in names if name in found):
+        for one in row["monitors"][:1]:
+            value, step, at = (row[f"best{what}"][one["metric"]] for what in _BEST)
+            best = {"run": row["run"], **one, "value": value, "step": step, "ref": at}
+            blocks.setdefault(":".join(one.values()), []).extend([best] * bool(at))
+    for by, some in blocks.items():
+        some.sort(key=lambda best: best["value"], reverse=by.endswith(":max"))
+    rows = [best for some in sorted(blocks.values(), key=len, reverse=True) for best in some]
+    left = abridged([name for name in names if all(name != best["run"] for best in rows)], ", ")
+    mixed = f"{', '.join(blocks)} are not compared: each is sorted by itself"
+    notes = [mixed] * (len(blocks) > 1) + [f"without a best checkpoint: {left}"] * bool(left)
+    damaged = {name: error for name, error in listing.damaged.items() if name in names}
+    return Answer(lambda: rows, lambda: [Table(_BESTS, rows, none="none")], notes, damaged=damaged)
 
 
 def summary(run: Run) -> dict[str, Any]:

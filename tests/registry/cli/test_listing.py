@@ -47,6 +47,43 @@ def test_run_ls(call: Call, call_json: CallJson, damaged: Path) -> None:
     assert "error" not in first
 
 
+def test_the_best_of_many_runs_never_mixes_monitors(
+    call: Call, call_json: CallJson, damaged: Path, url: str
+) -> None:
+    with holdfast.open(url) as opened:
+        for name, metric, mode, values in (
+            *(("a", "err", "min", (0.3, 0.2, 0.4)), ("b", "err", "min", (0.1, math.nan))),
+            *(
+                ("c", "acc", "max", (0.5,)),
+                ("d", "acc", "max", (0.2, 0.9)),
+                ("e", "acc", "max", ()),
+            ),
+            ("f", "acc", "max", (0.7,)),
+        ):
+            monitor = holdfast.Monitor(metric=metric, mode=mode)
+            run = opened.create_run(f"s-{name}", monitor=monitor)
+            for step, value in enumerate(values):
+                run.save({"w": np.full(2, step)}, step=step, metrics={metric: value})
+    rows = call_json("ls", "s-*/best")
+    assert [(one["run"], one["step"], one["value"]) for one in rows] == [
+        *(("s-d", 1, 0.9), ("s-f", 0, 0.7), ("s-c", 0, 0.5)),
+        *(("s-b", 0, 0.1), ("s-a", 1, 0.2)),
+    ]
+    assert {(one["metric"], one["mode"]) for one in rows[:3]} == {("acc", "max")}
+    assert call_json("show", rows[0]["ref"])["metrics"] == {"acc": 0.9}
+    said = call("ls", "s-*/best")
+    assert [line.split()[0] for line in said.stdout.splitlines()] == [
+        *("run", "s-d", "s-f", "s-c", "s-b", "s-a")
+    ]
+    assert said.stderr.splitlines() == [
+        "err:min, acc:max are not compared: each is sorted by itself",
+        "without a best checkpoint: s-e",
+    ]
+    assert "not compared" not in call("ls", "s-[ab]/best").stderr
+    assert "damaged: bad" in call("ls", "*/best", status=6).stderr
+    assert "no run has a name like this" in call("ls", "x*/best", status=4).stderr
+
+
 def test_run_ls_shows_the_runs_that_fit(call: Call, call_json: CallJson, damaged: Path) -> None:
     said = call("run", "ls", "--where", "name~DEM or name=also", "-n", "2", "--since", "1h")
     assert [line.split()[0] for line in said.stdout.splitlines()[1:]] == ["also", "demo"]
