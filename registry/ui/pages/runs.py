@@ -40,6 +40,8 @@ BIRTHS_UNASKED = 200
 SPARK = 60
 #: The newest checkpoints that show how fast a run trains.
 _RATED = 10
+#: Labels and tags by which people mean the latest release.
+_PRODUCTION = ("prod", "production")
 #: Names that Holdfast gives by default begin with the time.
 _DATED = re.compile(r"(\d{8}_\d{6})_[0-9a-f]{8}")
 
@@ -71,6 +73,8 @@ class RunRow:
     commits: int = 0  # commits of its log as they are shown
     parent: str | None = None  # the run that it was forked from
     words: tuple[str, ...] = ()  # its project, labels, tags and latest release
+    release: str | None = None  # the version of its latest release
+    astray: tuple[str, ...] = ()  # labels and tags for production that are not the latest release
     #: In words: damage, a monitored metric that is not finite or never came.
     problems: tuple[str, ...] = ()
     reason: str | None = None  # the exception that made it `failed`, if it is known
@@ -297,6 +301,8 @@ def row_of(run: RunManifest) -> RunRow:
         commits=run.commits,
         parent=run.created.parent.run if run.created and run.created.parent else None,
         words=_words(run),
+        release=run.release if run.dropped is None else None,
+        astray=_astray(run) if run.dropped is None else (),
     )
 
 
@@ -312,6 +318,14 @@ def _words(run: RunManifest) -> tuple[str, ...]:
     project = (run.created.project,) if run.created and run.created.project else ()
     release = () if run.release is None else (f"releases/{run.release}",)
     return (*project, *run.labels_now, *(f"tags/{name}" for name in run.tags), *release)
+
+
+def _astray(run: RunManifest) -> tuple[str, ...]:
+    released = None if run.release is None else run.pin("release", run.release)
+    at = None if released is None else released.checkpoint
+    labels = [] if released else [f"label {one}" for one in run.labels_now if one in _PRODUCTION]
+    tags = [one for one, n in run.tags.items() if one in _PRODUCTION and (n != at or not released)]
+    return (*labels, *(f"tag {one}" for one in tags))
 
 
 def monitor_of(run: RunManifest) -> Monitor | None:

@@ -133,8 +133,9 @@ def compare_runs(
         chronicle = chronicles.get(run.run_id, Chronicle())
         saved[run.run_id] = saved_of(run, chronicle.commits)
         troubles.extend(trouble_of(error) for error in chronicle.errors)
-    config = list(_value_rows([_config(run) for run in runs]))
-    environment = list(_value_rows([_environment(run) for run in runs]))
+    config = list(_value_rows([config_by_path(run.config) if run.created else {} for run in runs]))
+    made = [run.created.environment if run.created else {} for run in runs]
+    environment = list(_value_rows(made))
     curved = {
         name
         for ones in saved.values()
@@ -250,14 +251,6 @@ def _value_rows(columns: Sequence[Mapping[str, Any]]) -> Iterator[ValueRow]:
 def _text(value: object) -> str:
     ready = json_ready(value)
     return ready if isinstance(ready, str) else json.dumps(ready, ensure_ascii=False)
-
-
-def _config(run: RunManifest) -> Mapping[str, Any]:
-    return {} if run.created is None else config_by_path(run.config)
-
-
-def _environment(run: RunManifest) -> Mapping[str, Any]:
-    return {} if run.created is None else run.created.environment
 
 
 def _settings(run: RunManifest) -> Mapping[str, Any]:

@@ -129,6 +129,34 @@ def test_a_name_breaks_where_it_has_parts_and_markup_in_it_is_text() -> None:
     assert breakable("model/a_b.<b>_") == "model/<wbr>a_<wbr>b.<wbr>&lt;b&gt;_"
 
 
+def test_the_first_page_says_what_is_in_production_and_who_disagrees(
+    reg: Registry, source: Source
+) -> None:
+    for name, mode, labels in (("a", "min", ["production"]), ("b", "min", ["prod"])):
+        run = reg.create_run(name, monitor=Monitor(metric="loss", mode=mode), labels=labels)
+        for step in (1, 2):
+            run.save({"w": np.full(4, step)}, step=step, metrics={"loss": 4 / step})
+    loud = reg.create_run("c", monitor=Monitor(metric="acc", mode="max"))
+    loud.pins.tags.set("keeper", loud.save({"w": np.ones(4)}, step=7, metrics={"acc": 0.5}))
+    first = shown(source, "/")
+    assert "in production" not in first  # nothing was released: labels contradict nothing
+    assert "best loss 2 at 2 of " in first
+    assert "best acc 0.5 at 7 of c" in first
+    one, two = (reg.checkpoint(f"a/main/step{step}") for step in (1, 2))
+    run = reg.run("a")
+    run.releases.publish("1.0.0", one)
+    run.pins.tags.set("prod", two)
+    first = shown(source, "/")
+    assert "in production a 1.0.0 " in first
+    said = "Not the latest release, which is what is in production: "
+    assert f"{said}tag prod of a " in first
+    assert f"{said}label prod of b " in first
+    assert first.count(said) == 2
+    run.pins.tags.set("prod", one)
+    reg.run("b").retention.drop("a trial")
+    assert said not in shown(source, "/")
+
+
 def test_a_run_without_a_monitor_has_no_best(reg: Registry, source: Source) -> None:
     reg.create_run("r").save({"a": 1}, step=1, metrics={"loss": 0.5})
     text = shown(source, "/runs/r")
