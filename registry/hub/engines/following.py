@@ -320,6 +320,8 @@ class _Link:
                 raise RegistryError(what, where=self.engine.name, expected=version.id, found=found)
         elif self.confirmed == version:
             return
+        else:  # told by a try that failed at its end, or by a follower that was killed
+            self.engine.resume()
         self._unconfirm()
         now_s = time.time()
         with self.changed:

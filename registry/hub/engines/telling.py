@@ -50,6 +50,9 @@ class Engine(Protocol):
     def loaded(self) -> str | None:
         """Return the version that the engine says it has; `None` where it cannot say."""
 
+    def resume(self) -> None:
+        """Have it go on: a try that was broken off after the load has left it paused."""
+
 
 def engines_at(
     notify: Notify, urls: Sequence[str], key: str | None, requests: Requests, answer_s: float
@@ -148,6 +151,9 @@ class Program:
     def loaded(self) -> None:
         """A program cannot say what it has loaded."""
 
+    def resume(self) -> None:
+        """A program is not paused."""
+
 
 class _Served:
     """An engine at a URL."""
@@ -161,8 +167,7 @@ class SGLang(_Served):
 
     def tell(self, version: FollowedVersion) -> None:
         """Have a version loaded, and return once it is in use."""
-        pauses = self._requests == "pause"
-        if pauses:  # running requests compute their cache again, with the new weights
+        if self._requests == "pause":  # running requests compute their cache again, with the new weights
             self._caller.require("/pause_generation", {"mode": "retract"})
         body = {
             "model_path": version.folder,
@@ -172,8 +177,7 @@ class SGLang(_Served):
         }
         # Without an answer the engine stays paused: nobody knows what it has loaded.
         status, answer = self._caller.post("/update_weights_from_disk", body)
-        if pauses:
-            self._caller.require("/continue_generation", {})
+        self.resume()
         if status != 200 or answer.get("success") is not True:
             raise self._caller.refused("/update_weights_from_disk", status, answer)
 
@@ -184,6 +188,11 @@ class SGLang(_Served):
             if status == 200:
                 return str(answer.get("weight_version", ""))
         return None
+
+    def resume(self) -> None:
+        """Have it go on: a try that was broken off after the load has left it paused."""
+        if self._requests == "pause":
+            self._caller.require("/continue_generation", {})
 
 
 class VLLM(_Served):
@@ -199,20 +208,28 @@ class VLLM(_Served):
     def tell(self, version: FollowedVersion) -> None:
         """Have a version loaded, and return once it is in use."""
         self._caller.require(f"/pause?mode={self._MODES[self._requests]}", None)
+        self._name(f"loading-{version.id}")  # what a reload that fails leaves is no version
         reload = {"method": "reload_weights", "kwargs": {"weights_path": version.folder}}
         self._caller.require("/collective_rpc", reload)
         # Requests that are frozen would go on with what they have computed by the old weights.
         frozen = "?reset_running_requests=true" if self._requests == "pause" else ""
         self._caller.require(f"/reset_prefix_cache{frozen}", None)
-        status, answer = self._caller.post("/update_weight_version", {"new_version": version.id})
-        if status not in (200, 404):  # older ones cannot keep it
-            raise self._caller.refused("/update_weight_version", status, answer)
-        self._caller.require("/resume", None)
+        self._name(version.id)
+        self.resume()
 
     def loaded(self) -> str | None:
         """Return the version that the engine says it has; `None` where it cannot say."""
         status, answer = self._caller.get("/weight_info")
         return str(answer.get("weight_version", "")) if status == 200 else None
+
+    def resume(self) -> None:
+        """Have it go on: a try that was broken off after the load has left it paused."""
+        self._caller.require("/resume", None)
+
+    def _name(self, version: str) -> None:
+        status, answer = self._caller.post("/update_weight_version", {"new_version": version})
+        if status not in (200, 404):  # older ones cannot keep it
+            raise self._caller.refused("/update_weight_version", status, answer)
 
 
 class _Caller:

@@ -213,7 +213,8 @@ class VLLM(Engine):
                 return 200, None
             case "/update_weight_version":
                 self.version = body["new_version"]
-                self.note()
+                if not self.version.startswith("loading-"):
+                    self.note()
                 return 200, {"success": True, "new_version": self.version}
             case "/weight_info":
                 return 200, {"weight_version": self.version}

@@ -34,7 +34,7 @@ from tests.registry.hub.engines.conftest import (
     until,
     weights,
 )
-from tests.registry.hub.engines.fakes import VLLM, hash_of
+from tests.registry.hub.engines.fakes import VLLM, SGLang, hash_of
 from tests.support.faults import Died, Hooked, flip
 
 
@@ -99,10 +99,10 @@ def test_an_engine_loads_each_version_and_says_so(
     else:
         mode = {"wait": "wait", "pause": "keep", "abort": "abort"}[requests]
         frozen = "?reset_running_requests=true" if requests == "pause" else ""
-        paths = [path for path, _ in posted if path != "/weight_info"][:5]
+        paths = [path for path, _ in posted if path != "/weight_info"][:6]
         assert paths == [
-            *(f"/pause?mode={mode}", "/collective_rpc", f"/reset_prefix_cache{frozen}"),
-            *("/update_weight_version", "/resume"),
+            *(f"/pause?mode={mode}", "/update_weight_version", "/collective_rpc"),
+            *(f"/reset_prefix_cache{frozen}", "/update_weight_version", "/resume"),
         ]
 
 
@@ -251,6 +251,66 @@ def test_a_vllm_that_may_have_loaded_half_stays_paused_until_a_reload_succeeds(
     assert not any("s3cret" in line for line in said)
     engine.breaks = False
     confirm(follower)
+    assert (engine.paused, engine.hash) == (False, hash_at(1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "requests"),
+    [(VLLM, "/resume", "wait"), (SGLang, "/continue_generation", "pause")],
+)
+def test_an_engine_that_is_paused_after_its_load_goes_on(
+    run: Run, start: Start, follow: Follow, kind: Any, path: str, requests: Any
+) -> None:
+    """The last request of a try fails, and in another process that ends then."""
+
+    class Stuck(kind):  # type: ignore[misc]
+        def act(self, asked: str, query: str, body: Any) -> tuple[int, Any]:
+            if asked == path and self.sticks:
+                self.sticks -= 1
+                return 500, {"error": "busy"}
+            return super().act(asked, query, body)  # type: ignore[no-any-return]
+
+    train(run, 1)
+    engine: Any = start(Stuck)
+    engine.sticks = 1
+    given = {"notify": kind.__name__.lower(), "requests": requests}
+    follower = follow([engine], **given)
+    follower.poll()
+    confirm(follower)
+    assert not engine.paused
+    follower.close()
+    engine.paused = True  # as a follower that was killed leaves it
+    again = follow([engine], **given)
+    confirm(again)
+    assert not engine.paused
+    assert [digest for _, digest in loads(engine)] == [hash_at(1)]
+
+
+def test_a_vllm_with_half_a_version_is_told_again_of_the_one_that_it_had(
+    run: Run, start: Start, follow: Follow
+) -> None:
+    class Breaking(VLLM):
+        breaks = False
+
+        def act(self, path: str, query: str, body: Any) -> tuple[int, Any]:
+            if path == "/collective_rpc" and self.breaks:
+                self.hash = "a mix"
+                return 500, {"error": "out of memory"}
+            return super().act(path, query, body)
+
+    train(run, 1, metrics={"loss": 1.0})
+    engine: Any = start(Breaking)
+    follower = follow([engine], notify="vllm", best=True, backwards=True)
+    follower.poll()
+    confirm(follower)
+    engine.breaks = True
+    train(run, 2, metrics={"loss": 0.5})
+    follower.poll()
+    until(lambda: engine.hash == "a mix")
+    run.checkpoints()[0].report({"loss": 0.1})
+    follower.poll()
+    engine.breaks = False
+    assert confirm(follower).step == 1
     assert (engine.paused, engine.hash) == (False, hash_at(1))
 
 
