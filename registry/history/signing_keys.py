@@ -115,12 +115,15 @@ class SigningKey:
     @classmethod
     def load(cls, source: str, kind: Kind = "Ed25519") -> SigningKey:
         """Load the key that a user names: a file of PEM, `env:VARIABLE` or `agent:COMMAND`."""
+        if "-----BEGIN" in source:  # and not repeated: logs would have it
+            what, expected = "a key in place of where it is", "FILE, env:VARIABLE or agent:COMMAND"
+            raise InvalidInput(what, expected=expected, hint=_HINT)
         scheme, colon, rest = source.partition(":")
         if colon and scheme == "agent":
-            words = shlex.split(rest)
+            words = _words(source, rest)
             public = PublicKey.parse(_ask(words, "public"), source, kind)
             return cls(source, public, lambda message: b64decode(_ask(words, "sign", message)))
-        pem = os.environ.get(rest, "").encode() if colon and scheme == "env" else _read(source)
+        pem = os.fsencode(os.environ.get(rest, "")) if colon and scheme == "env" else _read(source)
         try:
             key = load_pem_private_key(pem, password=None)
         except _UNREADABLE as error:
@@ -171,6 +174,15 @@ def _read(path: str | os.PathLike[str]) -> bytes:
             expected="a file of PEM; of a key that signs also env:VARIABLE or agent:COMMAND",
             found=error.strerror or error,
         ) from error
+
+
+def _words(source: str, command: str) -> list[str]:
+    try:
+        if words := shlex.split(command):
+            return words
+        raise ValueError("no command")
+    except ValueError as error:
+        raise _failed(source, error) from error
 
 
 def _ask(words: list[str], what: Literal["public", "sign"], message: bytes = b"") -> bytes:

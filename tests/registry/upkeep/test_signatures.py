@@ -384,12 +384,16 @@ def test_a_key_is_a_file_a_variable_or_an_agent_that_the_user_names(
         (f"{agent} x", "a signature that its public key refuses"),
         (f"agent:{sys.executable} -c 'raise SystemExit(3)'", "exit status 3"),
         ("agent:/no/such/command", "No such file"),
+        ("agent:", "no command"),
+        ("agent:a 'b", "No closing quotation"),
         (closed, "an unencrypted private key in PEM"),
         (write_key(tmp_path, "ec", ec.generate_private_key(ec.SECP256R1())), "of another kind"),
         ("env:NONE", "not a private key"),
+        (Path(key).read_text(), "a key in place of where it is"),
     ]:
-        with pytest.raises(InvalidInput, match=why):
+        with pytest.raises(InvalidInput, match=why) as caught:
             reg.sign(source)
+        assert "BEGIN" not in f"{caught.value!r} {caught.value}"
 
 
 def test_trusted_keys_lie_outside_of_the_registry(tmp_path, key, trusted):
