@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.curation import Release
 from holdfast.registry.errors import IncompatibleState
@@ -221,8 +222,13 @@ class _Composed:
             for name, data in hub_folder.config_files(stored).items():
                 self._add(name, stored, [data])
         if _JSON in parts:
-            for name, value in _plain(stored, _JSON).items():
-                self._add(name, stored, [json_file(name, value)])
+            found = _plain(stored, _JSON)
+            if not isinstance(found, dict):  # of no folder
+                self.left_out.append(_JSON)
+                return
+            for name, value in found.items():
+                if isinstance(name, str):
+                    self._add(name, stored, [json_file(name, value)])
         if _FILES in parts and _JSON in parts:
             skeleton, tensors = _of(stored, _FILES)
             for name, node in _pairs(skeleton):
@@ -266,7 +272,8 @@ def _of(stored: Stored, component: str) -> tuple[Any, Sequence[TensorEntry]]:
 
 def _pairs(skeleton: Any) -> list[tuple[str, Any]]:
     """Return the names and nodes of a dict in a skeleton."""
-    return skeleton["d"] if isinstance(skeleton, dict) and "d" in skeleton else []
+    pairs = skeleton["d"] if isinstance(skeleton, dict) and "d" in skeleton else []
+    return [(name, node) for name, node in pairs if isinstance(name, str)]
 
 
 def _bytes(node: Any, tensors: Sequence[TensorEntry]) -> bytes | TensorEntry:
@@ -274,7 +281,9 @@ def _bytes(node: Any, tensors: Sequence[TensorEntry]) -> bytes | TensorEntry:
     match node:
         case {"B": int(index)} | {"n": int(index)}:
             return tensors[index]
-    return bytes(pytree.unflatten_component(node, ()))
+        case {"b": _}:
+            return bytes(pytree.unflatten_component(node, ()))
+    raise IncompatibleState("not the bytes of a file", where=_FILES, found=quoted(node)[:100])
 
 
 def _plain(stored: Stored, component: str) -> Any:
@@ -287,5 +296,9 @@ def _metadata(stored: Stored, file: str) -> Mapping[str, str]:
         return _METADATA
     kept = _plain(stored, METADATA)
     kept = kept.get(file, kept) if isinstance(kept, dict) else {}
-    is_text = kept and all(isinstance(text, str) for pair in kept.items() for text in pair)
+    is_text = (
+        isinstance(kept, dict)
+        and kept
+        and all(isinstance(text, str) for pair in kept.items() for text in pair)
+    )
     return kept if is_text else _METADATA

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from holdfast.backends.escape import quoted
 from holdfast.registry import formats
 from holdfast.registry.curation import Release, write_card
 from holdfast.registry.errors import IncompatibleState, InvalidInput
@@ -80,11 +81,16 @@ def write_model(stored: Stored, folder: Path) -> None:
 
 def config_files(stored: Stored) -> dict[str, bytes]:
     """Return the files of the configurations of a checkpoint of `HoldfastCallback`, by name."""
-    found = {}
-    for name, config in stored.handle.load(CONFIGS, portable=True)[CONFIGS].items():
-        if Path(name).name != name or not name.endswith(".json"):
-            raise IncompatibleState("not the name of a configuration", where=stored.ref, found=name)
-        found[name] = json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"
+    found, configs = {}, stored.handle.load(CONFIGS, portable=True)[CONFIGS]
+    for name, config in configs.items() if isinstance(configs, dict) else [(configs, None)]:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".json"):
+            what, said = "not the name of a configuration", quoted(name)[:100]
+            raise IncompatibleState(what, where=stored.ref, found=said)
+        try:
+            found[name] = json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"
+        except (TypeError, ValueError, RecursionError) as error:
+            where = f"{stored.ref}: {CONFIGS}/{name}"
+            raise IncompatibleState("a value is not JSON", where=where, found=error) from error
     return found
 
 

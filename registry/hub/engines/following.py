@@ -19,8 +19,8 @@ from typing import Any, Self
 from holdfast.backends.escape import quoted
 from holdfast.registry.curation.streams import Streams
 from holdfast.registry.errors import (
-    IncompatibleState,
     IntegrityError,
+    InvalidInput,
     MissingObject,
     RegistryError,
     StorageError,
@@ -179,8 +179,8 @@ class EngineFollower:
             before, self._error = self._error, ""
             try:
                 self.poll()
-            except (StorageError, IntegrityError, IncompatibleState) as error:
-                if self.version is None and isinstance(error, IncompatibleState):
+            except (StorageError, IntegrityError, InvalidInput) as error:
+                if self.version is None and isinstance(error, InvalidInput):
                     raise
                 HERE.fail(error, "follow")
                 self._error = str(error)

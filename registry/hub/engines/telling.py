@@ -167,7 +167,9 @@ class SGLang(_Served):
 
     def tell(self, version: FollowedVersion) -> None:
         """Have a version loaded, and return once it is in use."""
-        if self._requests == "pause":  # running requests compute their cache again, with the new weights
+        if (
+            self._requests == "pause"
+        ):  # running requests compute their cache again, with the new weights
             self._caller.require("/pause_generation", {"mode": "retract"})
         body = {
             "model_path": version.folder,

@@ -12,7 +12,7 @@ import pytest
 
 import holdfast
 from holdfast import Registry, Run
-from holdfast.registry.errors import InvalidInput, Thinned
+from holdfast.registry.errors import IncompatibleState, InvalidInput, Thinned
 from holdfast.registry.hub.views import View, view_of
 from holdfast.registry.loading import Stored
 from holdfast.registry.objects import RecentChunks
@@ -58,6 +58,33 @@ def test_values_that_are_no_tensors_are_named_in_the_card(run: Run, tmp_path: Pa
     card = text(made, "README.md").decode()
     for name in ("model/scale", "model/inner", "model/big", "model/z", "optimizer"):
         assert name in card
+
+
+@pytest.mark.parametrize(
+    ("odd", "files"),
+    [
+        ({"json": [1, 2]}, []),
+        ({"json": {3: {}, "a.json": {}}}, ["a.json"]),
+        ({"metadata": {"model.safetensors": 3}}, []),
+        ({"json": {}, "files": {"a.txt": 10**15}}, "not the bytes of a file"),  # of zeros
+        ({"json": {}, "files": {"a.txt": "text"}}, "not the bytes of a file"),
+        ({"json": {}, "files": {3: b"x", "a.txt": b"y"}}, ["a.txt"]),
+        ({"configs": [1]}, "not the name of a configuration"),
+        ({"configs": {1: {}}}, "not the name of a configuration"),
+        ({"configs": {"config.json": np.arange(3)}}, "a value is not JSON"),
+    ],
+)
+def test_components_that_only_have_the_names_of_a_folder_s(
+    run: Run, odd: dict[str, Any], files: list[str] | str
+) -> None:
+    saved = run.save({"model": arrays("w"), **odd}, step=1)
+    if isinstance(files, str):
+        with pytest.raises(IncompatibleState, match=files):
+            view(saved)
+        return
+    made = view(saved)
+    assert [*made.files] == ["README.md", *files, "model.safetensors"]
+    assert text(made, "model.safetensors").endswith(arrays("w")["w"].tobytes())
 
 
 def test_the_one_component_of_tensors_is_the_model(run: Run) -> None:

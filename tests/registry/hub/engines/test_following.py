@@ -496,8 +496,11 @@ def test_a_state_without_weights_is_refused_at_first_and_later_told(
     loop = threading.Thread(target=follower.run)
     loop.start()
     until(lambda: any("no weights" in line for line in said))
-    train(run, 4)
-    until(lambda: engine.hash == hash_at(4))
+    names = {"config.json": {}, "Config.json": {}}
+    run.save({"model": weights(4), "configs": names}, step=4)
+    until(lambda: any("one file on some systems" in line for line in said))
+    train(run, 5)
+    until(lambda: engine.hash == hash_at(5))
     run.status = "completed"
     loop.join(60)
     assert not loop.is_alive()
