@@ -97,10 +97,11 @@ def tree(view: View, folder: str, *, recursive: bool) -> list[dict[str, Any]] | 
 def paths_info(view: View, paths: Sequence[str]) -> list[dict[str, Any]]:
     """Return the entries of paths; those that name nothing are absent."""
     found = []
+    folders = {name[:at] for name in view.files for at, char in enumerate(name) if char == "/"}
     for path in dict.fromkeys(one.strip("/") for one in paths):
         if path in view.files:
             found.append(_file(view, path))
-        elif any(name.startswith(f"{path}/") for name in view.files):
+        elif path in folders:
             found.append(_folder(view, path))
     return found
 

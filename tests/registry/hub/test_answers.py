@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -15,7 +17,8 @@ import holdfast
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.hub.access import Access, Token, read_tokens
 from holdfast.registry.hub.catalog import refusal
-from holdfast.registry.hub.requests import Asked, asked
+from holdfast.registry.hub.requests import Asked, asked, paths_info
+from holdfast.registry.hub.views import View
 from tests.registry.hub.conftest import OPTIONS, Answer, Site, served
 from tests.support.commands import invoke
 
@@ -168,6 +171,21 @@ def test_a_tree_lists_files_and_folders(site: Site) -> None:
     etags = [answer.headers["etag"].strip('"') for answer in tags.values()]
     assert len({*etags}) == len(etags)
     assert not any(len(one) == 64 for one in etags)
+
+
+def test_many_paths_look_at_the_files_once() -> None:
+    class Files(dict[str, Any]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[str]:
+            Files.looks += 1
+            return super().__iter__()
+
+    files = Files({"a/b/c.json": None, "ab.json": None})
+    made = View(None, files, {}, "0" * 40)  # type: ignore[arg-type]
+    found = paths_info(made, [*map(str, range(999)), "a", "a/b/", "a/b/c", "ab", "/a", ""])
+    assert [one["path"] for one in found] == ["a", "a/b"]
+    assert Files.looks == 1
 
 
 # Who may ask
