@@ -120,13 +120,20 @@ def kind_of(data: bytes) -> tuple[str, str]:
 def _header(data: bytes) -> tuple[str, int, int]:
     """Return the kind, width and height that a header says; no kind for anything else."""
     if data.startswith(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"):
-        is_animated = b"acTL" in data.partition(b"IDAT")[0]
-        return ("" if is_animated else "png", *struct.unpack_from(">II", data, 16))
+        return ("" if _is_animated(data) else "png", *struct.unpack_from(">II", data, 16))
     if data.startswith(b"\xff\xd8\xff"):
         return ("jpeg", *_jpeg_size(data))
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return _webp(data)
     return "", 0, 0
+
+
+def _is_animated(data: bytes) -> bool:
+    """Return whether a PNG has the chunk of an animation before its pixels."""
+    at = 8
+    while (kind := data[at + 4 : at + 8]) not in (b"acTL", b"IDAT", b""):
+        at += 12 + int.from_bytes(data[at : at + 4])
+    return kind == b"acTL"
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
@@ -136,7 +143,8 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
         if kind in _SOF:
             height, width = struct.unpack_from(">HH", data, at + 5)
             return width, height
-        if mark != 0xFF or length < 2:
+        # Markers without a length, and bytes that fill up: a browser would find another frame.
+        if mark != 0xFF or length < 2 or kind < 0xC0 or 0xD0 <= kind <= 0xDA or kind == 0xFF:
             raise struct.error("no marker")
         at += 2 + length
 

@@ -43,6 +43,14 @@ def jpeg(width: int, height: int) -> bytes:
     return b"\xff\xd8\xff\xe0\0\x04ab\xff\xc2" + struct.pack(">H", 2 + len(frame)) + frame
 
 
+def filled(by: bytes) -> bytes:
+    """Return a JPEG of 65,535 x 65,535 with bytes before its frame that are no segment."""
+    large = jpeg(65_535, 65_535)
+    data = (large[:8] + by + large[8:]).ljust(70_000, b"\0")
+    at = 8 + 2 + int.from_bytes(data[10:12])  # where a reader is who takes them for one
+    return data[:at] + jpeg(1, 1)[8:]
+
+
 def webp(kind: bytes, body: bytes) -> bytes:
     return b"RIFF" + struct.pack("<I", 12 + len(body)) + b"WEBP" + kind + bytes(4) + body
 
@@ -64,7 +72,10 @@ HOSTILE = [
     png(2**16, 2**16),  # 4 Gi pixels out of a few bytes
     png(0, 5),
     png(3, 2, chunk(b"acTL", struct.pack(">II", 10**9, 0))),  # a thousand million frames
+    png(3, 2, chunk(b"tEXt", b"c\0IDAT"), chunk(b"acTL", struct.pack(">II", 9, 0))),
     jpeg(65_535, 65_535),
+    filled(b"\xff"),
+    filled(b"\xff\x01"),
     b"\xff\xd8\xff" + b"\xff\xe0\0\x04ab" * 9,  # ends before a frame
     b"\xff\xd8\xff\xe0\0\0",  # a length that goes nowhere
     extended(2**24, 2**24),
