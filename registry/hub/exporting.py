@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from holdfast.backends.fsspec.files import Files
 from holdfast.registry.curation import Release
 from holdfast.registry.errors import Conflict, Damaged
-from holdfast.registry.hub.views import View, ViewOptions, check_weights, view_of
+from holdfast.registry.hub.views import ViewOptions, check_weights, view_of
+from holdfast.registry.loading import Joined
 from holdfast.registry.objects import RECENT_BYTES, RecentChunks
 
 if TYPE_CHECKING:  # an extra has it
@@ -62,16 +63,18 @@ def export_release(
     view = view_of(release, options, RecentChunks(RECENT_BYTES))
     check_weights(view)
     folder = f"{release.run_id}/{release.version}/{view.revision}"
-    sizes = {name: file.size for name, file in view.files.items()}
+    # A state that was pushed from such a folder has the marker of another one.
+    files = {name: file for name, file in view.files.items() if name != MARKER}
+    sizes = {name: file.size for name, file in files.items()}
     there = to.sizes(folder)
     is_new = MARKER not in there
     if is_new:
         _check(there, sizes, f"{to.url}/{folder}", is_whole=False)
-        digests = _write(view, to, folder)
+        digests = _write(files, to, folder)
     elif key is not None:
-        digests = {name: _digest(file.stream(_PART_BYTES)) for name, file in view.files.items()}
+        digests = {name: _digest(file.stream(_PART_BYTES)) for name, file in files.items()}
     if is_new or key is not None:
-        marker = _marker(release, view, digests)
+        marker = _marker(release, sizes, digests)
         if key is not None:
             _sign(release, {**digests, MARKER: _digest([marker])}, to, folder, key, there)
         if is_new:
@@ -81,10 +84,10 @@ def export_release(
     return ExportedFiles(f"{to.url}/{folder}", len(sizes), sum(sizes.values()), is_new)
 
 
-def _write(view: View, to: Files, folder: str) -> dict[str, str]:
+def _write(files: Mapping[str, Joined], to: Files, folder: str) -> dict[str, str]:
     """Write the files, and read them again; return their digests."""
     digests = {}
-    for name, file in view.files.items():
+    for name, file in files.items():
         sent = hashlib.sha256()
         to.write(f"{folder}/{name}", _hashed(file.stream(_PART_BYTES), sent))
         digests[name] = sent.hexdigest()
@@ -101,10 +104,8 @@ def _write(view: View, to: Files, folder: str) -> dict[str, str]:
     return digests
 
 
-def _marker(release: Release, view: View, digests: Mapping[str, str]) -> bytes:
-    files = {
-        name: {"size_bytes": view.files[name].size, "sha256": one} for name, one in digests.items()
-    }
+def _marker(release: Release, sizes: Mapping[str, int], digests: Mapping[str, str]) -> bytes:
+    files = {name: {"size_bytes": sizes[name], "sha256": one} for name, one in digests.items()}
     said = {"format": _FORMAT, "ref": release.ref, "id": str(release.digest), "files": files}
     return json.dumps(said, indent=2, sort_keys=True).encode() + b"\n"
 
@@ -160,7 +161,7 @@ def _check_signed(data: bytes, message: bytes, key: SigningKey, where: str) -> N
         signature = b64decode(json.loads(data)["dsseEnvelope"]["signatures"][0]["sig"])
         if key.public.has_signed(message, signature):
             return
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         pass
     raise Conflict(
         "the folder has another signature",

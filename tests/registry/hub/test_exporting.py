@@ -337,6 +337,10 @@ def test_the_tool_of_openssf_verifies_what_was_exported_with_a_key(
     assert (folder / "model.sig").read_bytes() == before
     with pytest.raises(Conflict, match="another signature"):
         export_release(release, target, _OPTIONS, ecdsa(tmp_path, "other"))
+    (folder / "model.sig").write_bytes(b"[" * 100_000)
+    with pytest.raises(Conflict, match="another signature"):
+        export_release(release, target, _OPTIONS, key)
+    (folder / "model.sig").write_bytes(before)
     whole, first, second = openssf(tmp_path / "trusted-team" / "team.pem", folder, flipped, renamed)
     assert whole.startswith("0 Verification succeeded")
     assert first.startswith("1 Verification failed")
@@ -358,3 +362,14 @@ def test_a_signature_is_there_before_the_marker(
     monkeypatch.setattr(Files, "write", noted)
     export_release(release, open_files(str(tmp_path / "out")), _OPTIONS, ecdsa(tmp_path, "team"))
     assert [name.rpartition("/")[2] for name in written[-2:]] == ["model.sig", "holdfast.json"]
+    # Of a release that was made of an exported folder, which has a marker of its own, too.
+    (tmp_path / "model" / "holdfast.json").write_text('{"format": "holdfast.export/1"}')
+    with holdfast.open(tmp_path / "reg") as reg:
+        run = reg.create_run("again")
+        state = holdfast.formats.read(tmp_path / "model").state
+        release = run.releases.publish("1.0.0", run.save(state, step=1))
+        written.clear()
+        made = export_release(release, open_files(str(tmp_path / "out")), _OPTIONS)
+    names = [name.rpartition("/")[2] for name in written]
+    assert (names.count("holdfast.json"), names[-1]) == (1, "holdfast.json")
+    assert "holdfast.json" not in json.loads(contents(made.url)["holdfast.json"])["files"]
