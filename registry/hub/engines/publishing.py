@@ -174,9 +174,9 @@ class WeightFolders:
 
 
 def _files(folder: Path) -> list[str]:
-    """Return the files that engines read; card and marker name one version."""
+    """Return the files that engines read; card and markers name one version."""
     paths = (path for path in folder.rglob("*") if path.is_file())
-    return sorted({str(path.relative_to(folder)) for path in paths} - {CARD, MARKER})
+    return sorted({str(path.relative_to(folder)) for path in paths} - {CARD, MARKER, _ABOUT})
 
 
 def _is_alike(old: Path, new: Path) -> bool:

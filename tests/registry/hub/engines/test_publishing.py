@@ -65,6 +65,8 @@ def version(root: Path, step: int, n: int = 0, run: str = "llm", **more: Any) ->
         holdfast.formats.write(file, {"model": some}, {"format": "pt"})
     (folder / "config.json").write_text('{"model_type": "none"}')
     (folder / "README.md").write_text(f"step {step}")
+    (folder / ".holdfast").mkdir()  # of a published folder that was pushed into the run
+    (folder / ".holdfast" / "version.json").write_text("{}")
     id_ = f"{step:064x}"
     made = FollowedVersion(
         folder=str(folder), run=run, ref=f"llm/main/step{step}", id=id_,
