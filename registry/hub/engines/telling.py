@@ -259,6 +259,8 @@ class _Caller:
         self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         try:
             addresses = socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
+        except UnicodeError as error:  # no name of a host: a part is empty or too long
+            raise refused from error
         except OSError:
             return  # a host may get its name later: each connection is looked at anyway
         for *_, address in addresses:
@@ -285,9 +287,7 @@ class _Caller:
     ) -> RegistryError:
         """Return the error of an answer."""
         found = answer.get("message") or answer.get("error") or answer.get("detail") or ""
-        said = printable(" ".join(str(found).split()))
-        if self._key is not None:
-            said = said.replace(self._key, "***")
+        said = self._without_key(" ".join(str(found).split()))
         is_redirect = 300 <= status < 400
         hint = "Redirects are not followed." if is_redirect else None
         if status == 404 and self._is_private:
@@ -299,6 +299,10 @@ class _Caller:
             found=f"status {status}{said and ': '}{said[:_SAID_CHARACTERS]}",
             hint=hint,
         )
+
+    def _without_key(self, said: str) -> str:
+        """Return what an engine or a library says, to be shown."""
+        return printable(said.replace(self._key, "***") if self._key else said)
 
     def _ask(
         self, method: str, path: str, body: object, timeout_s: float, most: int = _ANSWER_BYTES
@@ -318,7 +322,7 @@ class _Caller:
             with connection.getresponse() as answer:
                 said = answer.read(most + 1)
         except (OSError, HTTPException) as error:
-            found = printable(f"{type(error).__name__}: {error}")[:_SAID_CHARACTERS]
+            found = self._without_key(f"{type(error).__name__}: {error}")[:_SAID_CHARACTERS]
             raise RegistryError("the engine does not answer", where=self.url, found=found) from None
         finally:
             connection.close()

@@ -37,6 +37,8 @@ def at(url: str, notify: str = "sglang", key: str | None = None) -> Engine:
         ("http://127.0.0.1:1/?next=x", "not the URL of an engine"),
         ("http://127.0.0.1:1/#x", "not the URL of an engine"),
         ("http://127.0.0.1:1/a b", "not the URL of an engine"),
+        ("http://a..b:1", "not the URL of an engine"),
+        (f"http://{'a' * 64}.example", "not the URL of an engine"),
         ("http://127.0.0.1:1/\r\nHost: x", "not the URL of an engine"),
         ("http://me:s3cret@127.0.0.1:1", "a user or password in it"),
         ("http://169.254.169.254", "a link-local address"),
@@ -146,6 +148,14 @@ def test_these_answers_confirm_nothing(
         at(answering(answer), key="s3cret").tell(VERSION)
     assert asked == ["/update_weights_from_disk"]
     assert "s3cret" not in str(caught.value)
+
+
+def test_a_key_that_comes_back_as_a_status_is_not_repeated(answering: Answering) -> None:
+    def echo(handler: Any) -> None:
+        handler.wfile.write(f"HTTP/1.1 {handler.headers['Authorization']}\r\n\r\n".encode())
+
+    with pytest.raises(RegistryError, match=r"BadStatusLine.*Bearer \*\*\*"):
+        at(answering(echo), key="s3cret").loaded()
 
 
 def test_silence_ends(answering: Answering) -> None:
