@@ -204,7 +204,7 @@ CARE = {
         "return self._read_run(later",
     ),
     "a version is gone while a follower fetches it": Place(
-        "registry.hub.engines.following", "EngineFollower.poll", "continue"
+        "registry.hub.engines.following", "EngineFollower._poll", "continue"
     ),
     "an engine was started again": Place(
         "registry.hub.engines.following",

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from holdfast.backends.local.disk import sync_folder
-from holdfast.registry.errors import Conflict, InvalidInput
+from holdfast.registry.errors import Conflict, InvalidInput, StoreFull
 from holdfast.registry.formats import fail, put_file
 from holdfast.registry.history import StateReader
 from holdfast.registry.hub.views import View
@@ -142,9 +142,14 @@ class HostFolder:
     def close(self) -> None:
         """Let another follower have the folder."""
         os.close(self._lock)
+        self._lock = -1
 
     def make(self, checkpoint: Checkpoint, view: View) -> FollowedVersion:
         """Write a version as files and switch `current` to it; until then nothing changes."""
+        if self._lock < 0:
+            raise Conflict("the follower is closed", where=self._root)
+        size = sum(file.size for file in view.files.values())
+        self._check_room(size)
         # Never a name that an engine was told before.
         name = f"{checkpoint.handle.n:08d}-{checkpoint.digest.hex()[:12]}-{secrets.token_hex(4)}"
         new, folder = (self._root / _VERSIONS / one for one in (_NEW, name))
@@ -158,16 +163,17 @@ class HostFolder:
             n=checkpoint.handle.n,
         )
         try:
-            shutil.rmtree(new, ignore_errors=True)
             self._write(view, new)
             put_file(new / MARKER, json.dumps(made.to_json(), indent=2).encode() + b"\n")
-            for one in {(new / file).parent for file in (*view.files, MARKER)}:
-                sync_folder(one)
+            for one, _, _ in os.walk(new):
+                sync_folder(Path(one))
             new.rename(folder)
             sync_folder(folder.parent)
             self._switch(name)
         except OSError as error:
-            fail(error, new, sum(file.size for file in view.files.values()))
+            fail(error, new, size)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)  # of a version that was broken off
         self._here.places = dict(places(view.files, folder))
         self._is_known, self.current = True, made
         return made
@@ -181,13 +187,25 @@ class HostFolder:
     def write_status(self, status: Mapping[str, Any]) -> None:
         """Replace `status.json`, which nobody needs to go on."""
         data = json.dumps({"format": "holdfast.follow/1", **status}, indent=2).encode() + b"\n"
-        if data == self._status:
+        if data == self._status or self._lock < 0:
             return
         new = self._root / f"{_NEW}.json"
         with suppress(OSError):
             new.write_bytes(data)
             new.replace(self._root / "status.json")
             self._status = data
+
+    def _check_room(self, size: int) -> None:
+        """Refuse a version that has no room, before anything of it is fetched."""
+        free = shutil.disk_usage(self._root).free
+        if free < size:
+            raise StoreFull(
+                "no room for one more version",
+                where=self._root,
+                expected=f"{size} bytes",
+                found=f"{free} bytes",
+                hint="Two versions stay while the next one is written.",
+            )
 
     def _switch(self, name: str) -> None:
         link = self._root / _NEW
@@ -281,4 +299,7 @@ def lock_folder(root: Path, ours: re.Pattern[str]) -> int:
         os.close(lock)
         hint = "One follower can tell several engines."
         raise Conflict("another follower has this folder", where=root, hint=hint) from error
+    except OSError as error:  # such as a network file system without locks
+        os.close(lock)
+        fail(error, root / _LOCK, 0)
     return lock

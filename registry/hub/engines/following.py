@@ -110,7 +110,7 @@ class EngineFollower:
         self._phase = None if phase is None else check_phase(phase)
         self._monitor = run.phases.monitor(phase) if best else None
         self._backwards, self._note = backwards, note
-        self._follow, self._patience = follow, Patience(poll_s, poll_s)
+        self._follow, self._patience = follow, Patience(poll_s)  # it grows while something fails
         self._options = ViewOptions(shard_bytes, ("config", "tokenizer"))
         self._streams = Streams(handle.committer) if report else None
         self._reported: tuple[object, float] = None, -_REPORT_S
@@ -121,7 +121,7 @@ class EngineFollower:
         self._is_call = callable(notify) and not isinstance(notify, WeightFolders)
         engines = engines_at(notify, urls, key, requests, answer_s)
         self._folder = HostFolder(self._store, run.id, Path(into))
-        self._changed = threading.Condition()
+        self._changed, self._polling = threading.Condition(), threading.RLock()
         self._links = [
             _Link(one, at, self._changed, self._write_status, note)
             for at, one in enumerate(engines)
@@ -152,7 +152,12 @@ class EngineFollower:
             IncompatibleState: The checkpoint has no weights for a file of safetensors.
             IntegrityError: An object is damaged or gone; the folder is unchanged.
             StorageError: The store cannot be read, or the folder not be written.
+            Conflict: The follower is closed.
         """
+        with self._polling:
+            return self._poll()
+
+    def _poll(self) -> FollowedVersion | None:
         self._log.refresh()
         while (record := self._due()) is not None:
             checkpoint = Checkpoint(self._store, self._log, record)
@@ -192,10 +197,15 @@ class EngineFollower:
             is_over = is_over or not self._follow
             if is_over and not self._error and {*self.confirmed()} == {self.version}:
                 return
+            if not self._error:
+                self._patience.encourage()
             self._patience.wait()
 
     def close(self) -> None:
-        """End the threads; an engine that is loading goes on, and the folder stays."""
+        """End the threads, once a version that is being written is there.
+
+        An engine that is loading goes on, and the folder stays.
+        """
         if self._over:
             return
         self._over = True
@@ -206,7 +216,8 @@ class EngineFollower:
         for link in self._links:
             link.thread.join(timeout=1.0)
         self._write_status()
-        self._folder.close()
+        with self._polling, self._changed:
+            self._folder.close()
 
     def _due(self) -> CheckpointRecord | None:
         """Return the checkpoint that the engines get next."""

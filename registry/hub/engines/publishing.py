@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import struct
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -73,6 +74,7 @@ class WeightFolders:
         self, into: str | os.PathLike[str], then: Callable[[FollowedVersion], object] | None = None
     ) -> None:
         self._root, self._then = Path(into).absolute(), then
+        self._turn = threading.Lock()  # a thread may still publish when this is left
         self._lock = lock_folder(self._root, _OURS)
         try:
             for one in (*self._root.glob(".new*"), *self._root.glob(".old*")):
@@ -86,10 +88,20 @@ class WeightFolders:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._lock)
+        with self._turn:
+            os.close(self._lock)
+            self._lock = -1
 
     def __call__(self, version: FollowedVersion) -> None:
         """Publish a version, unless it is the newest one there, and call `then`."""
+        with self._turn:
+            self._publish(version)
+        if self._then is not None:
+            self._then(version)
+
+    def _publish(self, version: FollowedVersion) -> None:
+        if self._lock < 0:
+            raise Conflict("the folder was left to other followers", where=self._root)
         last = self._there[-1].version if self._there else version
         if last.run != version.run:
             what = "the folder has versions of another run"
@@ -111,8 +123,6 @@ class WeightFolders:
             self._free()
         except OSError as error:
             fail(error, new, 0)
-        if self._then is not None:
-            self._then(version)
 
     def _write(self, version: FollowedVersion, new: Path) -> _Published:
         shutil.rmtree(new, ignore_errors=True)

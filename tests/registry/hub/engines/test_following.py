@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +23,7 @@ from holdfast import Retention, Storing
 from holdfast.backends import Backend
 from holdfast.backends.errors import StoreUnavailable
 from holdfast.engines import EngineFollower, FollowedVersion
-from holdfast.errors import Conflict, Damaged, IncompatibleState, InvalidInput
+from holdfast.errors import Conflict, Damaged, IncompatibleState, InvalidInput, StoreFull
 from holdfast.registry.face import Run, open_on
 from holdfast.registry.history.actions import Rewind
 from holdfast.registry.hub.engines import folder as folder_module
@@ -452,6 +456,86 @@ def test_one_entry_for_all_engines_and_at_most_one_a_minute(
     assert entries[1]["id"] == follower.version.id  # type: ignore[union-attr]
     assert run.handle.log.owner() == owner  # it took no run over
     train(run, 4)  # and the trainer goes on
+
+
+def test_without_room_nothing_is_fetched_and_nothing_stays(
+    run: Run, follow: Follow, backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(run, 1)
+    hooked, reads = Hooked(backend), list[str]()
+    follower = follow([], notify=lambda version: None, urls=[], on=hooked)
+    hooked.before = lambda method, key: reads.append(key)
+    with monkeypatch.context() as patch:
+        patch.setattr(folder_module.shutil, "disk_usage", lambda path: SimpleNamespace(free=99))
+        with pytest.raises(StoreFull, match="no room for one more version"):
+            follower.poll()
+        assert not [key for key in reads if key.startswith("packs/")]
+        patch.undo()
+        patch.setattr(folder_module, "sync_folder", raising(OSError(errno.ENOSPC, "full")))
+        with pytest.raises(StoreFull, match="full"):
+            follower.poll()
+    assert [*(tmp_path / "models" / "versions").iterdir()] == []
+    assert follower.poll() is not None
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def act(*_: object) -> None:
+        raise error
+
+    return act
+
+
+def test_every_folder_of_a_version_is_synced(
+    run: Run, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = set[str]()
+    run.save({"model": weights(1), "json": {"a/b/c.json": {}}, "files": {}}, step=1)
+    follower = follow([], notify=lambda version: None, urls=[])
+    monkeypatch.setattr(folder_module, "sync_folder", lambda path: synced.add(path.name))
+    follower.poll()
+    assert synced >= {".new", "a", "b", "versions", "models"}
+
+
+def test_a_closed_follower_leaves_the_folder_alone(
+    run: Run, start: Start, follow: Follow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(SGLang):
+        def act(self, path: str, query: str, body: Any) -> tuple[int, Any]:
+            if path == "/update_weights_from_disk":
+                assert gate.wait(60)
+            return super().act(path, query, body)
+
+    gate, loading, status = threading.Event(), start(Slow), tmp_path / "models" / "status.json"
+    train(run, 1)
+    first = follow([loading])
+    first.poll()
+    until(lambda: any(path == "/update_weights_from_disk" for path, *_ in loading.asked))
+    first.close()
+    with pytest.raises(Conflict, match="the follower is closed"):
+        train(run, 2)
+        first.poll()
+    again = follow([start("sglang")])
+    again.poll()
+    confirm(again)
+    before = status.read_text()
+    gate.set()
+    until(lambda: _is_at(first, first.version))  # its thread was still waiting for the engine
+    assert status.read_text() == before
+    train(run, 3)
+    put, writing = folder_module.put_file, threading.Event()
+
+    def slow(*given: Any) -> int:
+        writing.set()
+        time.sleep(0.05)
+        return put(*given)
+
+    monkeypatch.setattr(folder_module, "put_file", slow)
+    polled = threading.Thread(target=again.poll)
+    polled.start()
+    assert writing.wait(60)
+    again.close()  # waits for the version
+    assert hash_of(str(tmp_path / "models" / "current")) == hash_at(3)
+    polled.join(60)
 
 
 def test_folders_of_others_are_refused(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec, spec_from_file_location
@@ -16,10 +19,10 @@ import pytest
 
 import holdfast
 from holdfast.engines import FollowedVersion, WeightFolders
-from holdfast.errors import Conflict, IncompatibleState, InvalidInput
+from holdfast.errors import Conflict, IncompatibleState, InvalidInput, StorageError
 from holdfast.registry.face import Run
 from holdfast.registry.formats import put_file
-from holdfast.registry.hub.engines import publishing
+from holdfast.registry.hub.engines import folder, publishing
 from tests.registry.hub.engines import lives
 from tests.registry.hub.engines.conftest import Follow
 from tests.registry.hub.engines.fakes import hash_of
@@ -119,6 +122,44 @@ def test_an_engine_that_pulls_has_each_version(tmp_path: Path, pull: Pull) -> No
     assert numbers(source) == [16, 18]  # whole ones have at least the number of the commit
     assert not (local / "README.md").exists()
     assert (local / "config.json").exists()
+
+
+def test_a_folder_that_was_left_is_not_written_to_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that is publishing is waited for; then the folder may have another follower."""
+    source, put, writing = tmp_path / "shared", publishing.put_file, threading.Event()
+
+    def slow(*given: Any) -> int:
+        writing.set()
+        time.sleep(0.05)
+        return put(*given)
+
+    first, second = version(tmp_path, 1), version(tmp_path, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(publishing, "put_file", slow)
+        with WeightFolders(source) as folders:
+            thread = threading.Thread(target=folders, args=(first,))
+            thread.start()
+            assert writing.wait(60)
+        assert newest(source) == 1  # left, and whole
+        thread.join(60)
+    with WeightFolders(source) as others:
+        with pytest.raises(Conflict, match="left to other followers"):
+            folders(second)
+        others(second)
+    assert numbers(source) == [1, 2]
+
+
+def test_a_network_file_system_without_locks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "no locks here")
+
+    monkeypatch.setattr(folder.fcntl, "flock", refused)
+    with pytest.raises(StorageError, match="no locks here"):
+        WeightFolders(tmp_path / "shared")
 
 
 def test_a_small_change_is_small_and_old_folders_go(
