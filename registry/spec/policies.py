@@ -4,8 +4,6 @@ A monitor is a metric, or a sum of metrics such as `mu - 3*sigma`. `history/rete
 the policies.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping

@@ -4,8 +4,6 @@ Presets and users choose the names of phases, tiers, metrics and keys; this modu
 them. Commit 0 of a run holds its specification, so all readers of its log apply the same rules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Annotated, Literal
 

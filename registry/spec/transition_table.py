@@ -3,8 +3,6 @@
 `holdfast.registry.deriving.transitions` executes them.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from holdfast.registry.values import ITEM_SIZES, Field, Name, NumberField, PhaseName, Record, empty

@@ -7,7 +7,6 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from operator import attrgetter
 
 from holdfast.registry.values.renamed import renaming
@@ -50,11 +49,11 @@ def at_first_use(
 
 def _listed(module: str) -> dict[str, tuple[str, str]]:
     """Return the home of each name that the module lists, and its name there."""
-    spec = find_spec(module)
-    source = getattr(spec.loader, "get_source", lambda _: None)(module) if spec else None
+    spec = sys.modules[module].__spec__
+    source = getattr(spec and spec.loader, "get_source", lambda _: None)(module)
     homes: dict[str, tuple[str, str]] = {}
-    for home, several, one in _LISTED.findall(source or ""):
-        for listed in re.sub(r"#.*", "", several or one).split(","):
+    for home, several, one in _LISTED.findall(re.sub(r"#.*", "", source or "")):
+        for listed in (several or one).split(","):
             there, _, name = listed.strip().partition(" as ")
             if there:
                 homes[name or there] = (home, there)

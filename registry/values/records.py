@@ -3,7 +3,8 @@
 Pydantic checks the values: the schema of a class is made from its annotations when the first record
 of that class is read, so a reader of three kinds of actions makes those of three. Only its compiled
 core is imported: classes of models cost a fresh process three times as much, and the type hints of
-schemas as much as the rest of a first read.
+schemas as much as the rest of a first read. For the same reason most modules of records do not
+import `annotations`: Python would compile the text of each annotation at the first read.
 """
 
 from __future__ import annotations
@@ -278,8 +279,10 @@ class Record:
     @classmethod
     def hints(cls) -> dict[str, Any]:
         """Return the annotations of its fields, as types."""
-        # Not `get_annotations`: Python forgets an interrupt that ends it when a text is evaluated.
-        hints = get_type_hints(cls, include_extras=True)
+        hints = {k: v for one in cls.__mro__[::-1] for k, v in get_annotations(one).items()}
+        if any(isinstance(hints[name], str) for name in cls._defaults):
+            # Python forgets an interrupt that ends `get_annotations` when that evaluates a text.
+            hints = get_type_hints(cls, include_extras=True)
         return {name: hints[name] for name in cls._defaults}
 
     def as_dict(self) -> dict[str, Any]:

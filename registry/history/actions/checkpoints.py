@@ -1,7 +1,5 @@
 """Actions on checkpoints: add, report metrics, evict, recover, name, claim."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from holdfast.registry.values import (

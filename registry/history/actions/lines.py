@@ -1,7 +1,5 @@
 """The closed union of actions, and the lines of a slot: commits, places, marks and ends."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from holdfast.registry.errors import Malformed, UnsupportedFormat

@@ -1,7 +1,5 @@
 """Actions on the opponent pool. Version numbers only grow, and none is used twice."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from holdfast.registry.values import DigestField, Field, FloatField, Name, PhaseName, Record, Step

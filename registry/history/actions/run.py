@@ -1,7 +1,5 @@
 """Actions on the run as a whole: creation, trainer, status, phases, streams, the end."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from holdfast.registry.spec import Change, Monitor, RunSpec

@@ -5,8 +5,6 @@ records are in the log; `holdfast.registry.history.log` reads them when a rule o
 one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Annotated
 

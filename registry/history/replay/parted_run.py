@@ -6,8 +6,6 @@ older records raises an error. The whole run is that of the snapshot, and these 
 into it. Specified in docs/spec.md, section 8.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, TypeVar
@@ -78,12 +76,12 @@ class PartedRun(RunManifest):
     """A compact run whose older records are read when something asks for them."""
 
     @classmethod
-    def of_snapshot(cls, recent: RecentRun, load: _Load) -> PartedRun:
+    def of_snapshot(cls, recent: RecentRun, load: _Load) -> "PartedRun":
         """Return the run of a snapshot; `load` reads the rest of it."""
         return cls._made(recent, lambda slots, after: load(recent, slots, after), ())
 
     @classmethod
-    def _made(cls, recent: RecentRun, load: _Rest, slots: tuple[Slot, ...]) -> PartedRun:
+    def _made(cls, recent: RecentRun, load: _Rest, slots: tuple[Slot, ...]) -> "PartedRun":
         made = cls.unchecked(**recent.shared(RunManifest))
         values = made.__dict__
         del values["checkpoints"], values["places"]  # the properties below take over

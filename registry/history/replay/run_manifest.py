@@ -1,7 +1,5 @@
 """A replayed run at one slot of its log, and its queries."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from functools import cached_property
@@ -100,11 +98,11 @@ class RunManifest(Record):
         """Return a run before its first slot, which breaks no rule."""
         return cls.unchecked(run_id=run_id)
 
-    def whole(self) -> RunManifest:
+    def whole(self) -> "RunManifest":
         """Return the run with all its records: of a run in parts, those that were not read yet."""
         return self
 
-    def compact(self) -> RunManifest:
+    def compact(self) -> "RunManifest":
         """Return the run without evicted records and without places of unneeded manifests."""
         if self.gone is not None:
             return self

@@ -1,7 +1,5 @@
 """The parts of a run manifest: checkpoints, pins, pool entries, streams, followers."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Container, Iterable
 from functools import cached_property
@@ -201,7 +199,7 @@ class GroupRecord(Record):
         is_done = at < len(self.done) and self.done[at] == n
         return is_done or any(claim.checkpoint == n for claim in self.claims)
 
-    def restricted(self, kept: Container[int]) -> GroupRecord:
+    def restricted(self, kept: Container[int]) -> "GroupRecord":
         """Return a copy that has only the checkpoints in `kept`."""
         return GroupRecord.unchecked(
             name=self.name,

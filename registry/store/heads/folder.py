@@ -8,8 +8,6 @@ Nothing depends on it: a file that cannot be read is ignored. Links are not foll
 files are left alone. Any number of processes can share the folder.
 """
 
-from __future__ import annotations
-
 # pathlib cannot use names in an open folder.
 # ruff: noqa: PTH111, PTH117, PTH118
 import hashlib
@@ -43,7 +41,7 @@ class Head(Record):
     #: The slot that holds the last commit, if it is known.
     slot: Annotated[int, Field(ge=0)] | None = None
 
-    def is_further(self, other: Head | None) -> bool:
+    def is_further(self, other: "Head | None") -> bool:
         """Return whether this head is later than another one of the same history."""
         return other is None or (self.commits, self.slots) > (other.commits, other.slots)
 
@@ -109,7 +107,7 @@ class HeadLines(Mapping[str, Head]):
         self.lines.pop(head.run, None)
         self.lines[head.run] = head.encode()
 
-    def newest(self, most: int) -> HeadLines:
+    def newest(self, most: int) -> "HeadLines":
         """Return the `most` heads that were added last."""
         return HeadLines(dict(list(self.lines.items())[-most:]))
 
