@@ -28,6 +28,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from holdfast.backends.errors import (
     InvalidLocation,
@@ -65,8 +66,7 @@ class ByteRange:
         return self.stop - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectInfo:
+class ObjectInfo(NamedTuple):
     """Key, size and time of an object.
 
     Attributes:

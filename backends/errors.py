@@ -6,8 +6,7 @@ downwards: backends raise these errors, and all other code catches them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from holdfast.backends.escape import printable, shortened
 
@@ -15,8 +14,7 @@ from holdfast.backends.escape import printable, shortened
 _MAX_PART = 2000
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
+class Hint(NamedTuple):
     """The next step for the reader, in the words of each face; a plain string suits both.
 
     Attributes:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from holdfast.backends.base import check_key
@@ -47,8 +47,7 @@ _CONTAINER = re.compile(r"[a-z0-9$-]{3,63}")
 _OPTION = re.compile(r"([?&])([^=&\s]*)=([^&\s]*)")
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
+class Location(NamedTuple):
     """The location of a registry.
 
     Attributes:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -183,7 +182,7 @@ def _open_by_s3fs(location: Location, options: dict[str, Any]) -> Backend:
 
 def _for_s3fs(location: Location, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the URL without endpoint and region, which s3fs takes as options, and the options."""
-    url = replace(location, endpoint_url=None, region=None).url
+    url = location._replace(endpoint_url=None, region=None).url
     if location.endpoint_url is not None:
         options = {**options, "endpoint_url": location.endpoint_url}
     if location.region is not None:
@@ -202,8 +201,7 @@ def _placed(location: Location, taken: TakenOptions) -> Location:
     ):
         if None not in (given, found) and given != found:
             raise InvalidLocation(f"URL and options name two values of {name}", where=location.url)
-    return replace(
-        location,
+    return location._replace(
         endpoint_url=location.endpoint_url or taken.endpoint_url,
         region=location.region or taken.region,
     )

@@ -117,8 +117,8 @@ def compare_runs(store: Store, first: RunLog, second: RunLog) -> Branches:
     difference = None
     if differs_at is not None and differs_at.first and differs_at.second:
         difference = diff(
-            CheckpointHandle.of(store, first, differs_at.first),
-            CheckpointHandle.of(store, second, differs_at.second),
+            CheckpointHandle(store, first, differs_at.first),
+            CheckpointHandle(store, second, differs_at.second),
         )
     return Branches(
         first=one.run_id,

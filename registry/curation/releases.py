@@ -33,11 +33,12 @@ Card = Mapping[str, Any] | str | os.PathLike[str]
 _CARD = "card"
 
 
-@dataclass(frozen=True)
 class _ReleaseHandle(StateHandle):
     """A release: a stored state with its pin."""
 
-    pin: Pin
+    def __init__(self, store: Store, log: RunLog, pin: Pin) -> None:
+        super().__init__(store, log, pin.manifest, pin.ref)
+        self.pin = pin
 
     def commit_keys(self) -> CommitKeys | None:
         """Return the keys of the checkpoint's commit, if the release is the whole checkpoint."""
@@ -78,7 +79,7 @@ class Release(Stored):
     _handle: _ReleaseHandle
 
     def __init__(self, store: Store, log: RunLog, pin: Pin) -> None:
-        super().__init__(_ReleaseHandle(store, log, pin.manifest, pin.ref, pin))
+        super().__init__(_ReleaseHandle(store, log, pin))
 
     @property
     def record(self) -> Pin:

@@ -133,7 +133,7 @@ def _states_of(handle: RegistryHandle, log: RunLog) -> Iterator[StateHandle]:
     store, run = handle.store, log.run
     for record in reversed(run.checkpoints):
         if record.evicted is None:
-            yield CheckpointHandle.of(store, log, record)
+            yield CheckpointHandle(store, log, record)
     for pin in reversed([*run.pins_of("artifact"), *run.pins_of("release")]):
         yield StateHandle(store, log, pin.manifest, pin.ref)
     for entry in reversed(run.roster()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.registry.errors import Conflict, Hint, NotFound
@@ -21,12 +20,12 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger("holdfast")
 
 
-@dataclass(frozen=True, slots=True)
 class RegistryHandle:
     """An open registry as the rest of Holdfast takes it. Imports what some calls need in them."""
 
-    store: Store
-    journal: Journal | None = None  # where its runs are saved first
+    def __init__(self, store: Store, journal: Journal | None = None) -> None:
+        self.store = store
+        self.journal = journal  # where its runs are saved first
 
     @property
     def url(self) -> str:

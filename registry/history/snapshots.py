@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 from holdfast.backends import ObjectInfo
 from holdfast.backends.limits import max_record_bytes
@@ -70,12 +70,13 @@ _PART_AT_MOST = 8192
 PARTED_SLOT, _PARTED_BYTES = 128, 8192
 
 
-@dataclass(frozen=True)
 class _Parts:
     """The parts of a snapshot, the oldest first, each with its records."""
 
-    refs: tuple[PartRef, ...] = ()
-    parts: tuple[SnapshotPart, ...] = ()
+    def __init__(
+        self, refs: tuple[PartRef, ...] = (), parts: tuple[SnapshotPart, ...] = ()
+    ) -> None:
+        self.refs, self.parts = refs, parts
 
     @cached_property
     def known(self) -> set[int]:
@@ -98,8 +99,7 @@ class _Parts:
         return sum(len(part.checkpoints) for part in self.parts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cut:
+class _Cut(NamedTuple):
     """A run that is divided into parts and the rest."""
 
     recent: RecentRun

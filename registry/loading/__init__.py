@@ -7,6 +7,7 @@
 - `files`: the files of a state that was pushed as a folder; `composed`: files of known bytes and
   chunks, read in ranges.
 - `destinations`: memory for a whole state, or the memory of a model that exists.
+- `tensors`: the tensors of a state by path.
 - `fit`: compares a stored state with the model that it is to fill.
 - `selecting`: components, and parts of them by their paths.
 
@@ -42,15 +43,15 @@ if TYPE_CHECKING:
     from holdfast.registry.loading.fit import check_fit as check_fit
     from holdfast.registry.loading.fit import filled_once as filled_once
     from holdfast.registry.loading.fit import settle as settle
-    from holdfast.registry.loading.fit import tensors_by_path as tensors_by_path
     from holdfast.registry.loading.fit import widened_paths as widened_paths
     from holdfast.registry.loading.selecting import select as select
     from holdfast.registry.loading.state_handle import CheckpointHandle as CheckpointHandle
     from holdfast.registry.loading.state_handle import StateHandle as StateHandle
-    from holdfast.registry.loading.state_handle import TensorInfo as TensorInfo
-    from holdfast.registry.loading.state_handle import tensors_of as tensors_of
     from holdfast.registry.loading.stored import LazyState as LazyState
     from holdfast.registry.loading.stored import Stored as Stored
     from holdfast.registry.loading.stored import load_to_train as load_to_train
+    from holdfast.registry.loading.tensors import TensorInfo as TensorInfo
+    from holdfast.registry.loading.tensors import tensors_by_path as tensors_by_path
+    from holdfast.registry.loading.tensors import tensors_of as tensors_of
 else:
     __getattr__ = at_first_use(__name__)

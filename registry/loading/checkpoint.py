@@ -30,7 +30,7 @@ class Checkpoint(Stored):
     _handle: CheckpointHandle
 
     def __init__(self, store: Store, log: RunLog, record: CheckpointRecord) -> None:
-        super().__init__(CheckpointHandle.of(store, log, record))
+        super().__init__(CheckpointHandle(store, log, record))
 
     @property
     def handle(self) -> CheckpointHandle:

@@ -13,7 +13,7 @@ from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput, NotFound
 from holdfast.registry.loading.destinations import Destination, Extent, check_writable, overlaps
-from holdfast.registry.objects import Component, TensorEntry
+from holdfast.registry.objects import TensorEntry
 from holdfast.registry.spec.precision import widen_all
 from holdfast.registry.values import Json, abridged, near
 
@@ -44,15 +44,6 @@ class LoadReport:
 class _Leaf(Protocol):
     dtype: str
     shape: tuple[int, ...]
-
-
-def tensors_by_path(parts: Mapping[str, Component]) -> dict[str, TensorEntry]:
-    """Return the tensors of components by path, in the order of the manifest."""
-    found = {}
-    for name, part in parts.items():
-        for index, (path, _) in pytree.array_paths(name, part.skeleton).items():
-            found[path] = part.tensors[index]
-    return found
 
 
 def leaves_by_path(target: object) -> dict[str, pytree.ArrayLeaf]:

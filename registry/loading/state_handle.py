@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -25,48 +24,14 @@ if TYPE_CHECKING:
     from holdfast.registry.loading.destinations import LoadPrecision
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """A tensor of a checkpoint, as its manifest describes it.
-
-    Attributes:
-        path: Component and keys joined with `/`.
-        dtype: Name of its element type.
-        shape: Axis lengths.
-        nbytes: Size in bytes.
-        content: Identity of its content: equal for equal dtype, shape and bytes, and only then.
-        original: Its original, wider element type, if it was saved with less precision; otherwise
-            `None`.
-    """
-
-    path: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-    content: Digest
-    original: str | None = None
-
-
-def tensors_of(manifest: Manifest) -> dict[str, TensorInfo]:
-    """Return every tensor of a state by path."""
-    from holdfast.registry.loading.fit import tensors_by_path
-
-    return {
-        path: TensorInfo(
-            path, entry.dtype, entry.shape, entry.nbytes, entry.content, entry.original
-        )
-        for path, entry in tensors_by_path(manifest.components).items()
-    }
-
-
-@dataclass(frozen=True)
 class StateHandle:
     """A stored state: where it is, how it is read, and the keys that its commit keeps."""
 
-    store: Store
-    log: RunLog  # the log of the run that keeps it, as it was read to find the state
-    digest: Digest
-    path: str  # its ref within the run
+    def __init__(self, store: Store, log: RunLog, digest: Digest, path: str) -> None:
+        self.store = store
+        self.log = log  # that of the run that keeps it, as it was read to find the state
+        self.digest = digest
+        self.path = path  # its ref within the run
 
     @cached_property
     def reader(self) -> StateReader:
@@ -165,16 +130,12 @@ class StateHandle:
         return type(state)((name, merged[name]) for name in kept.order if name in merged)
 
 
-@dataclass(frozen=True)
 class CheckpointHandle(StateHandle):
     """A checkpoint: a stored state with the record that was read first."""
 
-    record: CheckpointRecord
-
-    @classmethod
-    def of(cls, store: Store, log: RunLog, record: CheckpointRecord) -> CheckpointHandle:
-        """Return the handle of a checkpoint with this record."""
-        return cls(store, log, record.manifest, step_ref(record), record)
+    def __init__(self, store: Store, log: RunLog, record: CheckpointRecord) -> None:
+        super().__init__(store, log, record.manifest, step_ref(record))
+        self.record = record
 
     @property
     def n(self) -> int:

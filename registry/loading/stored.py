@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.backends.escape import printable, quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
-from holdfast.registry.loading.state_handle import StateHandle, TensorInfo, tensors_of
+from holdfast.registry.loading.state_handle import StateHandle
 from holdfast.registry.objects import Component, Manifest, TensorEntry
 from holdfast.registry.store import LazyTensor
 from holdfast.registry.values import Digest, collector_paused, near
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from holdfast.registry.loading.destinations import LoadPrecision
     from holdfast.registry.loading.files import FileInfo
     from holdfast.registry.loading.fit import LoadReport
+    from holdfast.registry.loading.tensors import TensorInfo
     from holdfast.registry.values import markup
 
 
@@ -219,10 +220,10 @@ class Stored:
             filled_once,
             leaves_by_path,
             settle,
-            tensors_by_path,
             widened_paths,
         )
         from holdfast.registry.loading.selecting import select
+        from holdfast.registry.loading.tensors import tensors_by_path
 
         named = target if check_component(component) is None else {component: target}
         manifest = self._handle.reader.begin()
@@ -287,6 +288,8 @@ class Stored:
 
     def tensors(self) -> dict[str, TensorInfo]:
         """Return every tensor by path, from the manifest alone."""
+        from holdfast.registry.loading.tensors import tensors_of
+
         return tensors_of(self.manifest)
 
     def __getitem__(self, path: str) -> LazyTensor:
@@ -335,7 +338,7 @@ class Stored:
             InvalidInput: zarr is not installed.
             IncompatibleState: A tensor has a path that Zarr cannot name.
         """
-        from holdfast.registry.loading.fit import tensors_by_path
+        from holdfast.registry.loading.tensors import tensors_by_path
         from holdfast.registry.loading.zarr import open_zarr
 
         tensors = tensors_by_path(self.manifest.components)
@@ -356,6 +359,8 @@ def load_to_train(stored: Stored, map_location: object) -> Any:
     If some were saved with less precision, a warning names them, since training then continues with
     slightly different values.
     """
+    from holdfast.registry.loading.tensors import tensors_of
+
     tensors = tensors_of(stored.handle.reader.begin())
     lossy = [info for info in tensors.values() if info.original is not None]
     state = stored.load(map_location=map_location, precision="original")

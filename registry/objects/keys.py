@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput, Malformed
@@ -50,8 +49,7 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RESERVED = {"con", "prn", "aux", "nul", *(f"{p}{i}" for p in ("com", "lpt") for i in range(1, 10))}
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ObjectKey:
+class ObjectKey(NamedTuple):
     """The key of an immutable object: `<kind>/<aa>/<sha256>.<generation>`."""
 
     kind: Kind  # `packs`, `manifests` or `placements`
@@ -138,8 +136,7 @@ def parse_marker(key: str) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class SignatureKey:
+class SignatureKey(NamedTuple):
     """The key of a signature: `signatures/<run id>/<n>.<key id>`."""
 
     run_id: str

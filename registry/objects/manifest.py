@@ -126,8 +126,7 @@ def _after(content: bytes, at: int, expected: bytes) -> int:
 FORMAT = "holdfast.checkpoint/1"
 
 
-@dataclass(frozen=True, slots=True)
-class Component:
+class Component(NamedTuple):
     """A top-level key of a state."""
 
     #: The values, with an index into `tensors` for each tensor (`holdfast.registry.pytree`).

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Never, Self
 
 from holdfast.backends import Backend, Location, open_backend, parse
@@ -169,4 +169,4 @@ class Address:
     def location(backend: Backend) -> Location:
         """Return the location by which the heads of the registry are remembered."""
         # Options may name another server than the URL, and with `fs` there is only a path.
-        return replace(parse(backend.url), server=backend.server)
+        return parse(backend.url)._replace(server=backend.server)

@@ -116,7 +116,7 @@ def _writer(to: Address, stack: ExitStack, *, force: bool) -> Callable[[str, byt
         parents = [
             str(one) for one in (PurePosixPath(place.path), *PurePosixPath(place.path).parents)
         ]
-        urls = [replace(place, path="" if one == "." else one).url for one in parents]
+        urls = [place._replace(path="" if one == "." else one).url for one in parents]
         above = next((url for url in urls if _has_registry(replace(to, url=url))), None)
         backend = stack.enter_context(closing(to.open()))
         with suppress(ObjectNotFound):

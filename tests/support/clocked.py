@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from holdfast.backends import Backend, ObjectInfo
@@ -33,7 +32,7 @@ class Clocked(Wrapper):
         return is_ours
 
     def _seen(self, info: ObjectInfo) -> ObjectInfo:
-        return replace(info, modified_s=1e9 + self.put_s.get(info.key, 0.0))
+        return info._replace(modified_s=1e9 + self.put_s.get(info.key, 0.0))
 
     def list(self, *given: Any, **options: Any) -> Iterator[ObjectInfo]:
         """List objects with their times by this clock."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.registry.history import actions
 from holdfast.registry.history.actions import (
@@ -27,8 +26,7 @@ from holdfast.registry.objects import join_lines, split_lines
 from holdfast.registry.values import Digest
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """One numbered file of a run's log."""
 
     number: int  # its number in the log, dense from 0

@@ -27,9 +27,9 @@ from holdfast.registry.loading.fit import (
     check_components,
     check_fit,
     filled_once,
-    tensors_by_path,
     widened_paths,
 )
+from holdfast.registry.loading.tensors import tensors_by_path
 from holdfast.registry.objects import Component, Manifest, TensorEntry, grid
 from holdfast.registry.spec.precision import stored_view, widen_all
 from holdfast.registry.store import Fetch, Store, index_chunks

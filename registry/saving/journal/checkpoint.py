@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from holdfast.registry.errors import (
@@ -51,7 +50,7 @@ class JournaledCheckpoint(Checkpoint):
     ) -> None:
         log = _EntryLog(states, entry, expected)
         super().__init__(states.store, log, expected.by_n[n])
-        self._handle = _LocalHandle.of(states.store, log, expected.by_n[n])
+        self._handle = _LocalHandle(states.store, log, expected.by_n[n])
         self._find: Callable[[int, Entry], Checkpoint | None] | None = find
         self._number, self._entry, self._states = number, entry, states
 
@@ -147,7 +146,8 @@ class JournaledCheckpoint(Checkpoint):
         """Return whether the registry replaced the objects that are damaged here."""
         with suppress(IntegrityError, StorageError):
             if self._find is not None and self._states.check_whole(self._entry.places):
-                self._handle = replace(self._handle)  # with a reader that has read nothing
+                held = self._handle  # the reader of the new one has read nothing
+                self._handle = type(held)(held.store, held.log, held.record)
                 return True
         return False
 

@@ -9,7 +9,7 @@ import torch
 from zarr.core.buffer import cpu
 from zarr.testing.store import StoreTests
 
-from holdfast.registry.loading.fit import tensors_by_path
+from holdfast.registry.loading.tensors import tensors_by_path
 from holdfast.registry.loading.zarr.group import CheckpointStore
 
 
