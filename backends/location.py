@@ -41,10 +41,10 @@ S3_OPTIONS = ("endpoint_url", "region")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 # `s3:/bucket`, `s3:bucket` and ` s3://bucket` are mistyped URLs rather than folders of those names.
 _NEARLY_URL = re.compile(r"[^A-Za-z0-9./~]*([A-Za-z][A-Za-z0-9+.-]+):(//)?")
-_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
-_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(:/*)([^\s]*)@")
-_CONTAINER = re.compile(r"[a-z0-9$-]{3,63}")
-_OPTION = re.compile(r"([?&])([^=&\s]*)=([^&\s]*)")
+_BUCKET = r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]"
+_CREDENTIALS = r"([A-Za-z][A-Za-z0-9+.-]*)(:/*)([^\s]*)@"
+_CONTAINER = r"[a-z0-9$-]{3,63}"
+_OPTION = r"([?&])([^=&\s]*)=([^&\s]*)"
 
 
 class Location(NamedTuple):
@@ -117,11 +117,11 @@ def redact(text: str) -> str:
     hold slashes, and the value of every option that is not known to be harmless. A container of
     Azure is shown.
     """
-    return _OPTION.sub(_hide_option, _CREDENTIALS.sub(_hide_credentials, text))
+    return re.sub(_OPTION, _hide_option, re.sub(_CREDENTIALS, _hide_credentials, text))
 
 
 def _hide_credentials(match: re.Match[str]) -> str:
-    if match[1].lower() in _CONTAINER_FIRST and _CONTAINER.fullmatch(match[3]):
+    if match[1].lower() in _CONTAINER_FIRST and re.fullmatch(_CONTAINER, match[3]):
         return match[0]
     return f"{match[1]}{match[2]}***@"
 
@@ -215,7 +215,7 @@ def _parse_s3(text: str) -> Location:
     parts = _split(text)
     options = _refuse_options(text, parts.query, known=S3_OPTIONS)
     _refuse_fragment(text, parts.fragment)
-    if not _BUCKET.fullmatch(parts.netloc):
+    if not re.fullmatch(_BUCKET, parts.netloc):
         raise InvalidLocation(
             "no bucket is named" if not parts.netloc else "not a bucket name",
             where=redact(text),

@@ -33,7 +33,7 @@ Transport = Literal["boto3", "s3fs"]
 
 _TRANSPORTS = ("boto3", "s3fs")
 # `dir::file:///PATH`: file systems of fsspec, one in front of another.
-_CHAIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+::")
+_CHAIN = r"[A-Za-z][A-Za-z0-9+.-]+::"
 _COPIES = ("simplecache", "filecache", "blockcache", "cached")
 
 
@@ -105,7 +105,7 @@ def open_files(
 
 
 def _refuse_chain(url: str | os.PathLike[str]) -> None:
-    if not isinstance(url, str) or not (("::" in url and "://" in url) or _CHAIN.match(url)):
+    if not isinstance(url, str) or "::" not in url or not ("://" in url or re.match(_CHAIN, url)):
         return
     copies = {part.partition(":")[0].lower() for part in url.split("::")}.intersection(_COPIES)
     raise StoreUnsuitable(

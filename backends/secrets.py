@@ -15,9 +15,9 @@ from typing import NoReturn
 from holdfast.backends.errors import Hint, StorageError
 from holdfast.backends.location import redact
 
-_SECRET = re.compile(r"key|secret|token|pass|cred|sas|sig|connection|auth|header", re.IGNORECASE)
+_SENSITIVE = r"(?i)key|secret|token|pass|cred|sas|sig|connection|auth|header"
 # A part of a connection string or of a signed address.
-_PART = re.compile(r"(\w+)=([^;&\s]+)")
+_PART = r"(\w+)=([^;&\s]+)"
 # Variables that drivers read begin with these.
 _READ = ("AWS_", "AZURE_", "FSSPEC_", "GOOGLE_")
 # Shorter texts would hide words that are no secret.
@@ -26,7 +26,7 @@ _LEAST = 6
 
 def may_be_secret(name: str) -> bool:
     """Return whether the value of an option of this name may be a secret."""
-    return bool(_SECRET.search(name))
+    return bool(re.search(_SENSITIVE, name))
 
 
 class Secrets:
@@ -84,5 +84,5 @@ def _secrets(value: object, *, secret: bool) -> Iterator[str]:
         for held in value:
             yield from _secrets(held, secret=secret)
     elif isinstance(value, str) and secret:
-        parts = (held for name, held in _PART.findall(value) if may_be_secret(name))
+        parts = (held for name, held in re.findall(_PART, value) if may_be_secret(name))
         yield from (part for part in (value, *parts) if len(part) >= _LEAST)

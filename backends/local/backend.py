@@ -54,7 +54,7 @@ from holdfast.backends.location import Location
 _T = TypeVar("_T")
 
 #: The name of an unfinished file: `<process>-<16 random hex digits>`.
-_UNFINISHED = re.compile(r"[0-9]+-[0-9a-f]{16}")
+_UNFINISHED = r"[0-9]+-[0-9a-f]{16}"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -222,7 +222,7 @@ class LocalBackend(Backend):
         """
         try:
             with folders.opened(self._root, TEMPORARY) as folder:
-                names = [name for name in os.listdir(folder) if _UNFINISHED.fullmatch(name)]
+                names = [name for name in os.listdir(folder) if re.fullmatch(_UNFINISHED, name)]
                 if not names:
                     return 0
                 latest_s = self._now_s(folder) - older_than_s

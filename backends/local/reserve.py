@@ -23,7 +23,7 @@ FILE_BYTES = 8192
 #: Files in addition to one for each run: for an epoch, a long eviction, and new folders.
 BASE_FILES = 32
 
-_NAME = re.compile(r"[0-9]{8}")
+_NAME = r"[0-9]{8}"
 
 
 def keep(root: str, below: str) -> None:
@@ -49,7 +49,7 @@ def give_up(root: str, most: int | None) -> int:
     """Remove `most` files of the reserve, or all; return how many."""
     removed = 0
     with suppress(FileNotFoundError, NotADirectoryError), folders.opened(root, RESERVE) as folder:
-        for name in filter(_NAME.fullmatch, os.listdir(folder)):
+        for name in filter(re.compile(_NAME).fullmatch, os.listdir(folder)):
             if removed == most:
                 break
             with suppress(FileNotFoundError):  # another process gives it up as well

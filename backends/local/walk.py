@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from holdfast.backends.base import ObjectInfo
 from holdfast.backends.errors import StoreUnsuitable
@@ -24,14 +23,12 @@ PROBES = ".probe"
 _NO_KEYS = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
-@dataclass(frozen=True, slots=True)
 class Walk:
     """One listing of the tree under `root`; the other fields are arguments of `Backend.list`."""
 
-    root: str
-    prefix: str = ""
-    start_after: str = ""
-    delimiter: bool = False
+    def __init__(self, root: str, prefix: str, start_after: str, delimiter: bool) -> None:
+        self.root, self.prefix = root, prefix
+        self.start_after, self.delimiter = start_after, delimiter
 
     def __iter__(self) -> Iterator[ObjectInfo]:
         base = self.prefix[: self.prefix.rfind("/") + 1]

@@ -13,7 +13,6 @@ from holdfast.backends.opening import Transport
 from holdfast.registry.errors import InvalidInput, InvalidLocation
 from holdfast.registry.face.registry import Registry
 from holdfast.registry.objects.codecs import Compression, check_compression
-from holdfast.registry.saving.journal import Journal, choose_journal
 from holdfast.registry.store import (
     Address,
     RegistryConfig,
@@ -25,6 +24,7 @@ from holdfast.registry.store import (
 from holdfast.registry.store.heads import Heads
 
 if TYPE_CHECKING:
+    from holdfast.registry.saving.journal import Journal
     from holdfast.registry.store import ChunkCache
 
 #: The schemes of places that a program goes to because a registry says so.
@@ -146,7 +146,7 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
         storage_options = Address.of_environment(place, storage_options).storage_options
     address = Address(place, storage_options, fs, transport)
     chunks = choose_cache(cache, is_remote=address.is_remote())
-    chosen = choose_journal(journal)
+    chosen = _journal(journal)
     if not read_only and _may_not_be_written(place, fs):
         read_only = True
         _LOGGER.warning(
@@ -173,6 +173,15 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
         journal=journal,
         sign=sign,
     )
+
+
+def _journal(given: str | os.PathLike[str] | Journal | None) -> Journal | None:
+    """Return the journal that an argument or the environment names."""
+    if given is None and not os.environ.get("HOLDFAST_JOURNAL"):
+        return None
+    from holdfast.registry.saving.journal import choose_journal
+
+    return choose_journal(given)
 
 
 def check_followed(moved_to: str) -> str:

@@ -18,7 +18,7 @@ from holdfast.registry.errors import (
     RegistryError,
     UnsupportedFormat,
 )
-from holdfast.registry.history import RunLog, how_to_undrop, phase_segment, step_ref
+from holdfast.registry.history import RunLog, phase_segment, step_ref
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading import Checkpoint, StateHandle, Stored, find_checkpoint
 from holdfast.registry.objects import ObjectKey
@@ -26,9 +26,9 @@ from holdfast.registry.spec import Monitor
 from holdfast.registry.store import Store
 from holdfast.registry.values import Digest, near
 
-_DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{8,64})")
-_STEP = re.compile(r"step(\d{1,16})")
-_VERSION = re.compile(r"v\d{1,16}")
+_DIGEST = r"(?:sha256:)?([0-9a-f]{8,64})"
+_STEP = r"step(\d{1,16})"
+_VERSION = r"v\d{1,16}"
 #: Runs that are opened at once in search of an id.
 _AT_ONCE = 32
 FORMS = (
@@ -40,13 +40,15 @@ FORMS = (
 
 def is_digest(text: str) -> bool:
     """Return whether a segment is 8 to 64 digits of an id."""
-    return _DIGEST.fullmatch(text) is not None
+    return re.fullmatch(_DIGEST, text) is not None
 
 
 def find_in_run(store: Store, log: RunLog, path: str) -> Stored:
     """Return the stored state that the part of a ref after the run names, in the run as read."""
     run = log.run
     if run.dropped is not None:
+        from holdfast.registry.history import how_to_undrop
+
         raise NotFound(
             "the run was dropped",
             where=f"{run.run_id}/{path}",
@@ -68,7 +70,7 @@ def find_in_run(store: Store, log: RunLog, path: str) -> Stored:
 
             releases = Releases(Committer(StateWriter(store, log)))
             return releases.latest() if version == "latest" else releases.get(version)
-        case ["pool", version] if _VERSION.fullmatch(version):
+        case ["pool", version] if re.fullmatch(_VERSION, version):
             from holdfast.registry.curation.pool import OpponentPool
             from holdfast.registry.writing import Committer, StateWriter
 
@@ -314,7 +316,7 @@ def _pointed(log: RunLog, phase: str | None, segments: list[str]) -> int:
                     "no such monitor", where=where, expected=known, hint=near(metric, monitors)
                 )
             found = run.best(monitors[metric], phase)
-        case [text] if phase is not None and (step := _STEP.fullmatch(text)):
+        case [text] if phase is not None and (step := re.fullmatch(_STEP, text)):
             return _at_step(log, phase, int(step[1]), where)
         case _:
             hint = _step_of(run, where)

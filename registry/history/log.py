@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from copy import copy as copied
 from typing import NamedTuple
 
 from holdfast.backends import Backend, refuse_links
@@ -290,10 +290,10 @@ class RunLog:
         """Fold in further slots; into the complete run if a rule needs evicted records."""
         if isinstance(self.run, PartedRun):
             with suppress(NeedsHistory, Malformed):  # the whole run decides
-                tail = replace(self._tail)
+                tail = copied(self._tail)
                 self.run, self._tail = self.run.advanced(self._noted(tail, read())), tail
                 return self.run
-        tail = replace(self._tail)
+        tail = copied(self._tail)
         try:
             self.run = advance(self.run, self._noted(tail, read()))
         except NeedsHistory:

@@ -70,12 +70,12 @@ MAX_STEP = 2**53
 MAX_DEPTH = 150
 #: Segments that may follow a run in a ref.
 RESERVED = frozenset({"artifacts", "best", "gates", "latest", "pool", "releases", "tags"})
-_LIKE_A_NUMBER = re.compile(r"phase\d+")
-_LIKE_A_DIGEST = re.compile(r"[0-9a-f]{8,64}")
+_LIKE_A_NUMBER = r"phase\d+"
+_LIKE_A_DIGEST = r"[0-9a-f]{8,64}"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: The times that have a date, in milliseconds since the epoch.
 _FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_999
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 
 def encode_plain(value: object, what: str) -> canonical.Json:
@@ -181,7 +181,7 @@ def check_step(step: object, where: str = "step") -> int:
 
 def check_name(name: object, what: str) -> str:
     """Return a name that may be part of a ref."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not re.fullmatch(_NAME, name):
         raise InvalidInput(
             f"not a legal name for {what}",
             where=quoted(name),
@@ -199,7 +199,7 @@ def check_phase(phase: object) -> str:
         raise InvalidInput("a phase number has no leading zeros", where=quoted(phase))
     if name.isdigit():
         return name
-    if name in RESERVED or _LIKE_A_NUMBER.fullmatch(name) or _LIKE_A_DIGEST.fullmatch(name):
+    if name in RESERVED or re.fullmatch(_LIKE_A_NUMBER, name) or re.fullmatch(_LIKE_A_DIGEST, name):
         raise InvalidInput(
             "a phase of this name would be read as another ref",
             where=quoted(name),

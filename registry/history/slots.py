@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, NamedTuple, TypeVar
 
@@ -68,7 +67,6 @@ class Races:
         return True
 
 
-@dataclass(slots=True)
 class Tail:
     """The newest slots that were read."""
 

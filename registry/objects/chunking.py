@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from threading import Lock
+from typing import NamedTuple
 
 from holdfast.registry.values import Digest, item_size
 
@@ -75,8 +75,7 @@ CHUNK_BYTES = 4 * 2**20
 INLINE_BYTES = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(NamedTuple):
     """How one tensor is cut."""
 
     nbytes: int  # size of the tensor
@@ -88,7 +87,7 @@ class Grid:
     rows: int = 0  # rows along it in a full chunk
 
     @property
-    def count(self) -> int:
+    def count(self) -> int:  # type: ignore[override]
         """Number of chunks; 0 for an empty tensor."""
         return self.chunks_per_run * self.runs
 

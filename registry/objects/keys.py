@@ -41,10 +41,10 @@ _OBJECT = re.compile(r"(packs|manifests|placements)/([0-9a-f]{2})/([0-9a-f]{64})
 _RECORD = struct.Struct(">32sQ")
 RECORD_BYTES: int = _RECORD.size
 _KIND_SHIFT = 56
-_PART = re.compile(r"sweeps/([0-9a-f]{2})/([0-9a-f]{64})")
-_MARKER = re.compile(r"active/(.+)\.(0|[1-9][0-9]{0,19})")
-_SIGNATURE = re.compile(r"signatures/([^/]+)/([0-9]{20})\.([0-9a-f]{64})")
-_PROBE = re.compile(r"\.probe/(?:clock-[0-9a-f]{16}|[0-9a-f]{16}(?:-race)?/(?:scratch|[0-9]{4}))")
+_PART = r"sweeps/([0-9a-f]{2})/([0-9a-f]{64})"
+_MARKER = r"active/(.+)\.(0|[1-9][0-9]{0,19})"
+_SIGNATURE = r"signatures/([^/]+)/([0-9]{20})\.([0-9a-f]{64})"
+_PROBE = r"\.probe/(?:clock-[0-9a-f]{16}|[0-9a-f]{16}(?:-race)?/(?:scratch|[0-9]{4}))"
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RESERVED = {"con", "prn", "aux", "nul", *(f"{p}{i}" for p in ("com", "lpt") for i in range(1, 10))}
 
@@ -130,7 +130,7 @@ def marker_key(run_id: str, number: int) -> str:
 
 def parse_marker(key: str) -> tuple[str, int]:
     """Return the run and the number of a marker."""
-    match = _MARKER.fullmatch(key)
+    match = re.fullmatch(_MARKER, key)
     if match is None or not is_run_id(match[1]):
         raise Malformed("not the key of a marker", where=quoted(key))
     return match[1], int(match[2])
@@ -149,7 +149,7 @@ class SignatureKey(NamedTuple):
     @classmethod
     def parse(cls, key: str) -> SignatureKey:
         """Read a key."""
-        match = _SIGNATURE.fullmatch(key)
+        match = re.fullmatch(_SIGNATURE, key)
         if match is None or not is_run_id(match[1]):
             raise Malformed("not the key of a signature", where=quoted(key))
         return cls(match[1], int(match[2]), Digest.parse(match[3]))
@@ -162,7 +162,7 @@ def signatures_prefix(run_id: str) -> str:
 
 def parse_part(key: str) -> Digest:
     """Return the digest that names a part."""
-    match = _PART.fullmatch(key)
+    match = re.fullmatch(_PART, key)
     if match is None or match[1] != match[2][:2]:
         raise Malformed("not the key of a part of a sweep", where=quoted(key))
     return Digest.parse(match[2])
@@ -183,7 +183,7 @@ def snapshot_slot(key: str) -> int:
 
 def is_probe(key: str) -> bool:
     """Return whether a key is of a file that a probe or a collection makes."""
-    return _PROBE.fullmatch(key) is not None
+    return re.fullmatch(_PROBE, key) is not None
 
 
 def is_run_id(name: object) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -65,12 +64,12 @@ class AdapterTable:
 ADAPTERS = AdapterTable()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Adapted:
     """A value of an adapter that this process need not have: for programs that pass it on."""
 
-    name: str  # the name of the adapter
-    plain: Any  # the value that the adapter made
+    def __init__(self, name: str, plain: Any) -> None:
+        self.name = name  # the name of the adapter
+        self.plain = plain  # the value that the adapter made
 
     @classmethod
     def of(cls, name: str) -> Callable[[Any], Adapted]:

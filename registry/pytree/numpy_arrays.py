@@ -26,9 +26,9 @@ _SCALARS = (
 _NATIVE: dict[str, np.dtype[Any]] = {
     name: np.dtype(name) for name in ITEM_SIZES if name in np.sctypeDict
 }
-_TIME = re.compile(r"(datetime64|timedelta64)(\[[0-9]{0,9}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
+_TIME = r"(datetime64|timedelta64)(\[[0-9]{0,9}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?"
 #: dtype objects beyond the element types: other byte orders, strings, raw bytes, objects.
-_OTHER_DTYPE = re.compile(r"[<>|][biufcSUV][0-9]{1,9}|\|O")
+_OTHER_DTYPE = r"[<>|][biufcSUV][0-9]{1,9}|\|O"
 
 
 # Element types
@@ -164,7 +164,7 @@ def decode_time_array(decoder: Decoder, payload: Any, link: Link, depth: int) ->
     """Rebuild an array of dates or durations from its int64."""
     decoder.check_list(payload, link, depth, 2)
     index, name = payload
-    if type(name) is not str or not _TIME.fullmatch(name):
+    if type(name) is not str or not re.fullmatch(_TIME, name):
         decoder.malformed(link, "a bad unit of time", "datetime64[ns] or its like", clip(name))
     value = decode_array(decoder, index, link, depth)
     try:
@@ -192,7 +192,7 @@ def pack_dtype(dtype: np.dtype[Any]) -> str:
     if dtype.fields is None and dtype.subdtype is None:
         if (name in ITEM_SIZES and dtype.isnative) or (dtype.kind in "Mm" and dtype.isnative):
             return name
-        if _OTHER_DTYPE.fullmatch(dtype.str) and np.dtype(dtype.str) == dtype:
+        if re.fullmatch(_OTHER_DTYPE, dtype.str) and np.dtype(dtype.str) == dtype:
             return dtype.str
     raise ValueError("a structured or unknown dtype")
 
@@ -203,7 +203,7 @@ def unpack_dtype(name: Any) -> np.dtype[Any]:
         raise ValueError("not a name")
     if name in ITEM_SIZES:
         return dtype_named(name)
-    if _TIME.fullmatch(name) or _OTHER_DTYPE.fullmatch(name):
+    if re.fullmatch(_TIME, name) or re.fullmatch(_OTHER_DTYPE, name):
         return np.dtype(name)
     raise ValueError("not the name of a dtype")
 
@@ -216,7 +216,7 @@ def pack_scalar(value: np.generic) -> Json:
 def unpack_scalar(payload: Any) -> Any:
     """Undo `pack_scalar`."""
     name, digits = payload
-    if name not in ITEM_SIZES and not _TIME.fullmatch(name):
+    if name not in ITEM_SIZES and not re.fullmatch(_TIME, name):
         raise ValueError("not a type of scalars")
     dtype = unpack_dtype(name)
     raw = bytes.fromhex(digits)

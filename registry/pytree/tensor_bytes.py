@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from holdfast.registry.errors import IncompatibleState, UnsupportedValue
@@ -19,21 +18,21 @@ from holdfast.registry.values import Json, item_size
 _NUMBERS = 2**63
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class TensorBytes:
     """A tensor in host memory; saving it gives the same bytes as saving the tensor of torch."""
 
-    dtype: str  # element type, a name of `holdfast.registry.values.dtypes.ITEM_SIZES`
-    shape: tuple[int, ...]  # lengths of the axes, in elements
-    #: Its bytes: flat, C order, little-endian. Nobody writes to them any more once the tensor is
-    #: part of a state.
-    data: memoryview
+    __slots__ = ("data", "dtype", "shape")
 
-    def __post_init__(self) -> None:
+    def __init__(self, dtype: str, shape: tuple[int, ...], data: memoryview) -> None:
+        self.dtype = dtype  # element type, a name of `holdfast.registry.values.dtypes.ITEM_SIZES`
+        self.shape = shape  # lengths of the axes, in elements
+        #: Its bytes: flat, C order, little-endian. Nobody writes to them any more once the tensor
+        #: is part of a state.
+        self.data = data
         # An empty tensor may claim any lengths, and would be stored and never loaded.
-        if math.prod(filter(None, self.shape)) * item_size(self.dtype) >= _NUMBERS:
+        if math.prod(filter(None, shape)) * item_size(dtype) >= _NUMBERS:
             raise UnsupportedValue(
-                "no library makes a tensor of this shape", found=str(list(self.shape))[:200]
+                "no library makes a tensor of this shape", found=str(list(shape))[:200]
             )
 
 

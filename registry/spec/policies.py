@@ -15,8 +15,8 @@ from holdfast.registry.values import Field, InvalidRecord, Name, Record
 
 _Count = Annotated[int, Field(ge=1, le=2**53)]
 _Component = Annotated[str, Field(min_length=1)]
-_OPERATOR = re.compile(r"\s+([+-])\s+")
-_TERM = re.compile(r"(?:(?P<factor>\d+(?:\.\d+)?)\s*\*\s*)?(?P<metric>\S+)")
+_OPERATOR = r"\s+([+-])\s+"
+_TERM = r"(?:(?P<factor>\d+(?:\.\d+)?)\s*\*\s*)?(?P<metric>\S+)"
 
 
 class Retention(Record):
@@ -167,10 +167,10 @@ class Monitor(Record):
 @lru_cache(maxsize=256)
 def _terms(expression: str) -> tuple[tuple[float, str], ...]:
     """Split a sum into factors and metrics; any other text is the name of one metric."""
-    first, *rest = _OPERATOR.split(expression)
+    first, *rest = re.split(_OPERATOR, expression)
     terms = []
     for sign, text in zip(["+", *rest[0::2]], [first, *rest[1::2]], strict=True):
-        found = _TERM.fullmatch(text.strip())
+        found = re.fullmatch(_TERM, text.strip())
         if found is None:
             return ((1.0, expression),)
         factor = float(found["factor"] or 1)

@@ -57,8 +57,8 @@ _TOTAL = ".total"
 _TOTAL_BYTES = 21
 _SET_LOCK: int | None = getattr(fcntl, "F_OFD_SETLK", None)
 _STAGED = ".new-"
-_STAGED_NAME = re.compile(rf"{re.escape(_STAGED)}[0-9a-f]{{16}}-[0-9]+")
-_CHUNK = re.compile(r"[0-9a-f]{64}")
+_STAGED_NAME = rf"{re.escape(_STAGED)}[0-9a-f]{{16}}-[0-9]+"
+_CHUNK = r"[0-9a-f]{64}"
 _BLOCK_BYTES = 4096
 _LEAST_BYTES = 32 * 2**10
 #: The share of the bound that an eviction leaves free, so that the next one does not follow soon.
@@ -306,11 +306,11 @@ class CacheFolder:
                 except FileNotFoundError:
                     continue
                 size = _disk_bytes(found.st_size)
-                if _STAGED_NAME.fullmatch(name):
+                if re.fullmatch(_STAGED_NAME, name):
                     staged.setdefault(name.rpartition("-")[0], []).append((size, name))
                     continue
                 taken += size if name != _TOTAL else 0
-                if _CHUNK.fullmatch(name) and stat.S_ISREG(found.st_mode):
+                if re.fullmatch(_CHUNK, name) and stat.S_ISREG(found.st_mode):
                     files.append((found.st_mtime_ns, size, name))
         return taken + sum(
             self._remove_abandoned(batch, held) for batch, held in staged.items()

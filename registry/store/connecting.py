@@ -12,7 +12,6 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.backends import Backend
-from holdfast.backends.wrappers import ReadOnly
 from holdfast.registry.errors import Conflict, StoreUnavailable
 from holdfast.registry.objects import PROBES
 from holdfast.registry.objects.codecs import Compression
@@ -87,6 +86,8 @@ def open_store(
     backend = address.open()
     location = Address.location(backend)
     if read_only:
+        from holdfast.backends.wrappers import ReadOnly
+
         backend = ReadOnly(backend)
     try:
         heads = open_heads(location, wanted=remember)

@@ -16,7 +16,6 @@ import hashlib
 import mmap
 import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal, NamedTuple, Protocol
 
@@ -53,12 +52,12 @@ class Wanted(NamedTuple):
     held_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
 class Job:
     """One ranged read: adjacent chunks of one pack."""
 
-    pack: PackRef
-    chunks: list[Wanted] = field(default_factory=list)
+    def __init__(self, pack: PackRef) -> None:
+        self.pack = pack
+        self.chunks: list[Wanted] = []
 
     @property
     def byte_range(self) -> ByteRange:

@@ -5,8 +5,6 @@ Owns the reading of manifests, placements and the configuration, and the thread 
 `holdfast.registry.history.log` owns the logs.
 """
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections import OrderedDict
@@ -93,7 +91,7 @@ class Store:
         self,
         backend: Backend,
         config: RegistryConfig,
-        cache: ChunkCache | None = None,
+        cache: "ChunkCache | None" = None,
         heads: Heads | None = None,
         address: Address | None = None,
     ) -> None:

@@ -20,7 +20,7 @@ DIGEST_BYTES = 32
 #: Bytes of a digest in a list of JSON, with its quotes and a comma.
 _SPELLED = 67
 _HEX = re.compile(r"[0-9a-f]{64}")
-_DIGITS = re.compile(r"[0-9a-f]*")
+_DIGITS = r"[0-9a-f]*"
 
 
 class Digest(bytes):
@@ -96,7 +96,7 @@ class Digest(bytes):
             TypeError: One of them is no text.
         """
         joined = "".join(texts)
-        if set(map(len, texts)) - {2 * DIGEST_BYTES} or not _DIGITS.fullmatch(joined):
+        if set(map(len, texts)) - {2 * DIGEST_BYTES} or not re.fullmatch(_DIGITS, joined):
             return map(cls.from_hex, texts)  # it names the wrong one
         return cls.each(bytes.fromhex(joined))
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, NoReturn
 
@@ -99,18 +98,24 @@ def check_bytes(
     Budget(where, what, kind).take(wanted)
 
 
-@dataclass(slots=True)
 class Budget:
     """The memory and work that reading one record or file may take; each part is counted first.
 
     Everything is counted in bytes of memory: containers, entries, calls, characters of paths.
     """
 
-    where: object  # the record, for the message
-    what: str = "reading it"  # the action that takes it, for the message
-    kind: type[RegistryError] = BeyondLimit  # the error class to raise
-    most: int = field(default_factory=max_record_bytes)  # the bound; that of a record without it
-    taken: int = 0  # the sum so far
+    def __init__(
+        self,
+        where: object,
+        what: str = "reading it",
+        kind: type[RegistryError] = BeyondLimit,
+        most: int | None = None,
+    ) -> None:
+        self.where = where  # the record, for the message
+        self.what = what  # the action that takes it, for the message
+        self.kind = kind  # the error class to raise
+        self.most = max_record_bytes() if most is None else most  # the bound
+        self.taken = 0  # the sum so far
 
     def take(self, nbytes: int) -> None:
         """Count some bytes before they are taken; raise `kind` if the sum is above the bound."""
