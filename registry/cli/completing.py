@@ -6,15 +6,16 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import typer
 
 from holdfast.backends import parse
-from holdfast.registry.face import Registry, open_on, refs_of
-from holdfast.registry.spec.presets import preset_names
 from holdfast.registry.store import Address
 from holdfast.registry.store.heads import open_heads
+
+if TYPE_CHECKING:  # the other commands import this module too
+    from holdfast.registry.face import Registry
 
 #: The longest time that names are looked for.
 _LIMIT_S: Final = 0.3
@@ -49,6 +50,8 @@ def _in_time() -> Iterator[None]:
 
 def _opened(ctx: typer.Context) -> Registry:
     """Open the registry of a command line, if it is a folder; no head is noted."""
+    from holdfast.registry.face import open_on
+
     return open_on(Address(_url(ctx)).open())
 
 
@@ -65,6 +68,8 @@ def _runs(ctx: typer.Context) -> list[str]:
 
 
 def _refs(ctx: typer.Context, incomplete: str) -> Iterator[str]:
+    from holdfast.registry.face import refs_of
+
     run, slash, _ = incomplete.partition("/")
     if not slash:
         yield from _runs(ctx)
@@ -82,7 +87,13 @@ def _components(ctx: typer.Context, _: str) -> list[str]:
     return list(_opened(ctx).stored(ref).components)
 
 
+def _presets(*_: Any) -> list[str]:
+    from holdfast.registry.spec.presets import preset_names
+
+    return preset_names()
+
+
 RUNS = _offering(lambda ctx, _: _runs(ctx))
 REFS = _offering(_refs)
 COMPONENTS = _offering(_components)
-PRESETS = _offering(lambda _, __: preset_names())
+PRESETS = _offering(_presets)

@@ -15,8 +15,9 @@ from holdfast.registry.history import (
     phase_value,
     step_ref,
 )
-from holdfast.registry.history.actions import AddCheckpoint
-from holdfast.registry.history.replay import CheckpointRecord, Hold, Note, Pin
+from holdfast.registry.history.actions import AddCheckpoint, Parent
+from holdfast.registry.history.replay import CheckpointRecord, Hold, Note, Pin, RunManifest
+from holdfast.registry.store import Store
 from holdfast.registry.upkeep import Damage
 from holdfast.registry.values import ITEM_SIZES, Digest
 
@@ -63,9 +64,14 @@ def named(stored: Stored) -> str:
     return f"{stored.ref}  {stored.digest.short}  {output.size(stored.size_bytes)}"
 
 
-def monitored(run: Run) -> list[str]:
+def monitored(run: RunManifest) -> list[str]:
     """Return the metrics that decide which checkpoint is best."""
-    return [monitor.metric for monitor in run.manifest.monitors]
+    return [monitor.metric for monitor in run.monitors]
+
+
+def parent_of(run: RunManifest) -> Parent | None:
+    """Return the parent of a run that was forked."""
+    return None if run.created is None else run.created.parent
 
 
 def record_json(run_id: str, record: CheckpointRecord, pointed: list[str]) -> dict[str, Any]:
@@ -85,10 +91,10 @@ def record_json(run_id: str, record: CheckpointRecord, pointed: list[str]) -> di
     }
 
 
-def checkpoint_json(run: Run, checkpoint: Checkpoint) -> dict[str, Any]:
+def checkpoint_json(store: Store, run: RunManifest, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return a checkpoint of a run with its components."""
-    pointed = checkpoint_marks(run.manifest).get(checkpoint.handle.n, [])
-    pointed += Damage.of(run.handle.store).marks(run.id, checkpoint.handle.newest_record())
+    pointed = checkpoint_marks(run).get(checkpoint.handle.n, [])
+    pointed += Damage.of(store).marks(run.run_id, checkpoint.handle.newest_record())
     return {
         **record_json(checkpoint.run_id, checkpoint.handle.newest_record(), pointed),
         "components": components_json(checkpoint),

@@ -167,7 +167,7 @@ def push(
         ),
     )
     is_new = into.manifest.count > known
-    shape = describe.checkpoint_json(into, saved)
+    shape = describe.checkpoint_json(into.handle.store, into.manifest, saved)
     how = "pushed" if is_new else "there already"
     text: list[Part] = [f"{how}: {describe.named(saved)}"]
     if shape["lossy"]:

@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from holdfast.registry.cli import output
 from holdfast.registry.errors import NotFound, RegistryError, StoreUnavailable
 from holdfast.registry.history import Made, Summaries
-from holdfast.registry.tables import RunChoice, damaged_fields, fields_of
 
 if TYPE_CHECKING:
     from holdfast.registry.face import Registry, Run
+    from holdfast.registry.history import RunLog
+    from holdfast.registry.tables import RunChoice
 
 _T = TypeVar("_T")
+
+
+def log_of(opened: Registry, run: str) -> RunLog:
+    """Return the log of a run, to read it: a `Run` comes with all that a save needs."""
+    return opened.handle.open_copy(run) or opened.handle.open_log(run)
 
 
 class Listing:
@@ -86,6 +92,8 @@ class Listing:
         self, summaries: Mapping[str, Mapping[str, Any]], choice: RunChoice
     ) -> list[Mapping[str, Any]]:
         """Return the summaries of a choice; forget the damaged runs that it does not have."""
+        from holdfast.registry.tables import RunChoice, damaged_fields, fields_of
+
         if choice == RunChoice():
             return list(summaries.values())
         rows = [fields_of(one["fields"]) for one in summaries.values()]

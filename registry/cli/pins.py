@@ -72,7 +72,7 @@ def listing(run: Run, kind: str) -> Answer:
             found += [_row(run, pin) for pin in run.manifest.pins_of(one[:-1])]
         if kind in ("pins", "gates") and one == "gates":
             found += _unset(run, {pin["name"] for pin in found if pin["kind"] == "gate"})
-    return listed(_PINS, found, dict, first=describe.monitored(run), none=f"no {kind} yet")
+    return listed(_PINS, found, dict, first=describe.monitored(run.manifest), none=f"no {kind} yet")
 
 
 def named(listing: Listing, runs: Sequence[Run]) -> Answer:

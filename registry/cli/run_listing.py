@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.registry.cli import describe, options
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, command
-from holdfast.registry.cli.describe import iso, ref, source
+from holdfast.registry.cli.describe import iso, parent_of, ref, source
 from holdfast.registry.cli.failures import mark
 from holdfast.registry.cli.listing import Listing, sparkline
 from holdfast.registry.cli.opening import reads
@@ -25,7 +25,6 @@ from holdfast.registry.history import (
     parent_ref,
     phase_value,
 )
-from holdfast.registry.history.actions import Parent
 from holdfast.registry.saving.loop import LastHeard, failed_saves, last_heard, waited_share
 from holdfast.registry.tables import RunChoice, kept_fields
 from holdfast.registry.upkeep import Damage
@@ -33,6 +32,7 @@ from holdfast.registry.values import abridged, number
 
 if TYPE_CHECKING:
     from holdfast.registry.face import Run
+    from holdfast.registry.history.actions import Parent
 
 _LS = (
     Column("run"),
@@ -247,15 +247,9 @@ def _forks_among(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, list[s
     return found
 
 
-def parent_of(run: Run) -> Parent | None:
-    """Return the parent of a run that was forked."""
-    created = run.manifest.created
-    return None if created is None else created.parent
-
-
 def lineage_json(run: Run, forks: list[str] | None) -> dict[str, Any]:
     """Return the parent, forks and phases of a run, and why it was dropped."""
-    manifest, parent = run.manifest, parent_of(run)
+    manifest, parent = run.manifest, parent_of(run.manifest)
     latest = manifest.latest()
     return {
         "preset": run.manifest.spec.name or None,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from holdfast.registry.formats import OPAQUE
-from holdfast.registry.loading import Checkpoint, Stored, is_tree
+from holdfast.registry.loading import OPAQUE, Checkpoint, Stored, is_tree
 from holdfast.registry.pytree import leaf_kinds
 
 

@@ -42,7 +42,6 @@ from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
     from holdfast.registry.formats.andrea import read_table as read_table
-    from holdfast.registry.formats.content import OPAQUE as OPAQUE
     from holdfast.registry.formats.content import portable as portable
     from holdfast.registry.formats.hf import json_file as json_file
     from holdfast.registry.formats.safetensors_header import NAMES as SAFETENSORS_NAMES
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
     from holdfast.registry.formats.target import fail as fail
     from holdfast.registry.formats.target import new_file as new_file
     from holdfast.registry.formats.target import put_file as put_file
+    from holdfast.registry.loading import OPAQUE as OPAQUE
 else:
     __getattr__ = at_first_use(__name__)
 

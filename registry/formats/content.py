@@ -17,14 +17,12 @@ from typing import Any
 
 from holdfast.registry import pytree
 from holdfast.registry.errors import Hint, IncompatibleState
-from holdfast.registry.loading import Stored, check_components, to_device
+from holdfast.registry.loading import OPAQUE, Stored, check_components, to_device
 from holdfast.registry.objects import Component, TensorEntry
 from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState, TensorBytes, as_torch
 from holdfast.registry.store import abandon
 from holdfast.registry.values import Digest, Json
 
-#: The component of an opaque file: its name, and its bytes as an array.
-OPAQUE = "file"
 #: Tensors are streamed in windows of this many bytes. This many are in memory, each read by one
 #: thread, which may need three chunks of 4 MiB more to decode: below 128 MiB in all.
 _WINDOW_BYTES = 8 * 2**20

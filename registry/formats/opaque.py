@@ -15,7 +15,7 @@ import numpy as np
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats import burn
-from holdfast.registry.formats.content import OPAQUE, Content, opaque_name
+from holdfast.registry.formats.content import Content, opaque_name
 from holdfast.registry.formats.source import stable, whole
 from holdfast.registry.formats.state_file import (
     FileReport,
@@ -25,6 +25,7 @@ from holdfast.registry.formats.state_file import (
     problems,
 )
 from holdfast.registry.formats.target import new_file
+from holdfast.registry.loading import OPAQUE
 
 _PATH = f"{OPAQUE}/bytes"
 

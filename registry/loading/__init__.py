@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from holdfast.registry.loading.destinations import allocate as allocate
     from holdfast.registry.loading.destinations import check_device as check_device
     from holdfast.registry.loading.destinations import to_device as to_device
+    from holdfast.registry.loading.files import OPAQUE as OPAQUE
     from holdfast.registry.loading.files import TREE as TREE
     from holdfast.registry.loading.files import FileInfo as FileInfo
     from holdfast.registry.loading.files import files_in as files_in

@@ -12,6 +12,8 @@ from holdfast.registry.values import check_path_name
 
 #: The component that describes a folder of files; `registry/formats/tree.py` has the others.
 TREE: Final = "tree"
+#: The component of an opaque file: its name, and its bytes as an array.
+OPAQUE: Final = "file"
 
 
 @dataclass(frozen=True, slots=True)
