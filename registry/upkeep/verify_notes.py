@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from holdfast.backends.escape import printable, shortened
 from holdfast.registry.errors import Malformed, RegistryError
@@ -32,8 +32,10 @@ from holdfast.registry.objects import (
 )
 from holdfast.registry.store import Store
 from holdfast.registry.store.heads import MAX_FILE_BYTES
-from holdfast.registry.upkeep.findings import Finding, Listed, Needs, VerifyReport
 from holdfast.registry.values import DigestField, Field, InvalidRecord, Record, empty
+
+if TYPE_CHECKING:  # who only asks for damage needs no report
+    from holdfast.registry.upkeep.findings import Finding, Listed, VerifyReport
 
 _LOGGER = logging.getLogger("holdfast")
 #: Findings that are kept, characters of each of their texts, and refs that each affects.
@@ -46,6 +48,9 @@ _MOST_BYTES = 4 * MAX_FILE_BYTES
 
 #: What was read: names and sizes, a share of the packs, every byte, or every chunk decoded too.
 Depth = Literal["structure", "sample", "deep", "decode"]
+#: The least that a check has to read to find something: names and sizes, the bytes, or the chunks
+#: as they are decoded.
+Needs = Literal["structure", "deep", "decode"]
 _Count = Annotated[int, Field(ge=0)]
 
 
@@ -127,10 +132,10 @@ def last_verify(store: Store) -> LastVerify | None:
     return found if found.registry == store.config.id else None
 
 
-def known_damage(store: Store) -> list[Finding]:
+def known_damage(store: Store) -> list[KeptFinding]:
     """Return the errors that verifications on this machine found, and none since found gone."""
     last = last_verify(store)
-    return [Finding(**one.shared(KeptFinding)) for one in (last.damage if last else ())]
+    return list(last.damage) if last else []
 
 
 def damaged_keys(store: Store) -> set[ObjectKey]:

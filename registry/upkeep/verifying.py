@@ -37,7 +37,6 @@ from holdfast.registry.upkeep.findings import (
     DataRead,
     Finding,
     Need,
-    Needs,
     Severity,
     VerifyReport,
     read_differently,
@@ -56,7 +55,7 @@ from holdfast.registry.upkeep.placement_checks import (
 )
 from holdfast.registry.upkeep.shards import Shard
 from holdfast.registry.upkeep.signature_check import Keys, SignatureCheck
-from holdfast.registry.upkeep.verify_notes import LastCheck, known_damage
+from holdfast.registry.upkeep.verify_notes import KeptFinding, LastCheck, Needs, known_damage
 from holdfast.registry.values import Digest
 
 #: Times that the check repeats places that others moved meanwhile.
@@ -199,12 +198,16 @@ class Verification:
             len(self._names.sizes),
             self._bytes,
             self._data,
-            tuple(one for one in known_damage(self._store) if not self._looks_for(one)),
+            tuple(
+                Finding(**one.shared(KeptFinding))
+                for one in known_damage(self._store)
+                if not self._looks_for(one)
+            ),
             self._unchanged,
             tuple(self._head_check.vouched),
         )
 
-    def _looks_for(self, known: Finding) -> bool:
+    def _looks_for(self, known: KeptFinding) -> bool:
         """Return whether this verification would find damage that an earlier one has found."""
         if known.needs == "structure":  # logs have no shards
             return self._shard.is_all or known.where.partition("/")[0] not in KINDS
