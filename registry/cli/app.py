@@ -5,6 +5,7 @@ The module of a command is imported when the command is called. A list of comman
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from collections.abc import Mapping
@@ -176,7 +177,11 @@ class _Later(TyperCommand):
 
     def make_context(self, *given: Any, **options: Any) -> Any:
         """Import the command, and let it read its part of the command line."""
-        return self.whole().make_context(*given, **options)
+        context = self.whole().make_context(*given, **options)
+        if not gc.isenabled():  # `main` paused it; what was imported until now stays
+            gc.freeze()
+            gc.enable()
+        return context
 
     def whole(self) -> Any:
         """Import the command, and return it with its parameters."""

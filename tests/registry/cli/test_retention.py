@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import holdfast
-from holdfast.registry.cli import showing
+from holdfast.registry.cli import history_listing
 from holdfast.registry.history import RunLog
 from holdfast.registry.spec import Retention
 from tests.registry.cli.calling import Call, CallJson
@@ -357,7 +357,7 @@ def test_log_of_all_runs_does_not_open_what_is_older(
         return begin(self, **given)
 
     monkeypatch.setattr(RunLog, "open", noted)
-    monkeypatch.setattr(showing, "clock", SimpleNamespace(time=lambda: time.time() + 7200))
+    monkeypatch.setattr(history_listing, "clock", SimpleNamespace(time=lambda: time.time() + 7200))
     assert call_json("log", "--all", "--since", "1h") == []
     assert opened == []
 
