@@ -6,16 +6,16 @@ Plain values that never read the store. `holdfast.registry.upkeep.verifying` mak
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from holdfast.registry.history.actions import Place
 from holdfast.registry.objects import ObjectKey
 from holdfast.registry.values import Digest, markup, size
 
-if TYPE_CHECKING:
-    from holdfast.registry.upkeep.verify_notes import Needs
-
 Severity = Literal["error", "note"]
+#: The least that a check has to read to find something: names and sizes, the bytes, or the chunks
+#: as they are decoded.
+Needs = Literal["structure", "deep", "decode"]
 
 
 @dataclass(frozen=True, slots=True)

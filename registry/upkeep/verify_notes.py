@@ -48,9 +48,6 @@ _MOST_BYTES = 4 * MAX_FILE_BYTES
 
 #: What was read: names and sizes, a share of the packs, every byte, or every chunk decoded too.
 Depth = Literal["structure", "sample", "deep", "decode"]
-#: The least that a check has to read to find something: names and sizes, the bytes, or the chunks
-#: as they are decoded.
-Needs = Literal["structure", "deep", "decode"]
 _Count = Annotated[int, Field(ge=0)]
 
 
@@ -63,7 +60,7 @@ class KeptFinding(Record):
     advice: str
     severity: Literal["error", "note"]
     affects: tuple[str, ...] = ()
-    needs: Needs = "structure"
+    needs: Literal["structure", "deep", "decode"] = "structure"
 
 
 class LastVerify(Record):

@@ -37,6 +37,7 @@ from holdfast.registry.upkeep.findings import (
     DataRead,
     Finding,
     Need,
+    Needs,
     Severity,
     VerifyReport,
     read_differently,
@@ -55,7 +56,7 @@ from holdfast.registry.upkeep.placement_checks import (
 )
 from holdfast.registry.upkeep.shards import Shard
 from holdfast.registry.upkeep.signature_check import Keys, SignatureCheck
-from holdfast.registry.upkeep.verify_notes import KeptFinding, LastCheck, Needs, known_damage
+from holdfast.registry.upkeep.verify_notes import KeptFinding, LastCheck, known_damage
 from holdfast.registry.values import Digest
 
 #: Times that the check repeats places that others moved meanwhile.
