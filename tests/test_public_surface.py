@@ -128,15 +128,22 @@ LATE = (
     *("comparing", "curation", "deriving", "face.run", "formats", "layouts", "tables", "upkeep"),
     *("loading.destinations", "loading.files", "loading.fit"),
     *("loading.following", "loading.selecting", "loading.zarr", "pytree.containers"),
-    *("pytree.flattening", "saving.save_commit", "saving.save_request"),
-    *("saving.saver", "spec.migrations", "spec.precision", "spec.presets", "spec.requirements"),
-    *("store.chunk_cache", "store.progress", "values.markup", "writing"),
+    *("history.creating", "history.holds", "history.writer_token", "loading.tensors"),
+    *("pytree.flattening", "saving", "spec.migrations", "spec.precision", "spec.presets"),
+    *("spec.requirements", "store.chunk_cache", "store.progress", "values.markup", "writing"),
 )
 #: Of other libraries, and of Python: what only some calls need.
 NOT_FOR_READING = {
     *("pydantic", "fsspec", "rich", "typer", "numcodecs", "tomllib", "yaml", "html", "uuid"),
     *("zoneinfo", "socket", "difflib", "pydantic_core", "typing_extensions"),
 }
+
+
+#: Modules of ours that a first read imports, and dataclasses that are made for it. Each of these
+#: compiles about eight functions: raise the numbers only for what a read of one tensor needs.
+MOST_MODULES, MOST_DATACLASSES = 94, 5
+#: What the commands that only show something need not import.
+LATE_IN_COMMANDS = ("comparing.state_diff", "curation.pins", "formats", "saving.saver", "writing")
 
 
 def late_in(modules: set[str]) -> set[str]:
@@ -156,14 +163,36 @@ def test_reading_a_run_loads_nothing_that_it_does_not_need(tmp_path: Path) -> No
     path = str(tmp_path / "registry")
     loaded = loaded_by(
         "import numpy, holdfast\n"
-        f"with holdfast.open({path!r}) as reg: reg.checkpoint('run')['w'][:1]"
+        f"with holdfast.open({path!r}) as reg: reg.checkpoint('run')['w'][:1]\n"
+        "ours = [one for name, one in sys.modules.items() if name.startswith('holdfast')]\n"
+        "types = {one for of in ours for one in vars(of).values() if isinstance(one, type)}\n"
+        "made = [one for one in types if '__dataclass_fields__' in vars(one)]\n"
+        f"assert len(made) <= {MOST_DATACLASSES}, made"
     )
+    ours = {name for name in loaded if name.partition(".")[0] == "holdfast"}
+    assert len(ours) <= MOST_MODULES, sorted(ours)
     before = loaded_by("import numpy")
     assert {name.partition(".")[0] for name in loaded - before} & {
         *HEAVY,
         *NOT_FOR_READING,
     } == set()
     assert late_in(loaded) == set()
+
+
+@pytest.mark.parametrize("words", ["ls run", "show run/latest", "log run"])
+def test_a_command_that_shows_loads_nothing_that_saving_needs(words: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "registry")
+    with holdfast.init(path, skip_race_probe=True) as opened:
+        opened.create_run("run").save({"w": np.zeros(4)}, step=1)
+    loaded = loaded_by(
+        f"sys.argv = ['holdfast', *{words.split()!r}, '--registry', {path!r}]\n"
+        "from holdfast.registry.cli import main\n"
+        "try: main()\nexcept SystemExit as error: assert not error.code, error.code"
+    )
+    ours = {name.removeprefix("holdfast.registry.") for name in loaded}
+    assert {"cli.app", "history.log"} <= ours
+    assert ours & {*LATE_IN_COMMANDS} == set()
+    assert {name.partition(".")[0] for name in loaded} & {"numpy", "pydantic", "tomllib"} == set()
 
 
 @pytest.mark.parametrize("name", ["backends", "registry"])
