@@ -34,6 +34,8 @@ class LoadReport:
     @classmethod
     def of(cls, sources: Collection[str], leaves: Collection[str]) -> LoadReport:
         """Compare the paths of a checkpoint and of a target."""
+        if set(sources) == set(leaves):
+            return cls(tuple(sources), (), ())
         return cls(
             loaded=tuple(path for path in sources if path in leaves),
             missing=tuple(path for path in leaves if path not in sources),
@@ -115,9 +117,9 @@ def widened_paths(
     The value of each path is the stored type.
     """
     return {
-        path: sources[path].dtype
-        for path, leaf in leaves.items()
-        if path in sources and sources[path].original == leaf.dtype
+        path: entry.dtype
+        for path, entry in sources.items()
+        if entry.original is not None and path in leaves and entry.original == leaves[path].dtype
     }
 
 
@@ -161,7 +163,7 @@ def check_fit(
     for path in report.loaded:
         have, want = sources[path], leaves[path]
         dtype = have.original if path in widened else have.dtype
-        if (dtype, have.shape) != (want.dtype, want.shape):
+        if dtype != want.dtype or have.shape != want.shape:
             was = "" if have.original is None else f" ({have.original} before its save)"
             wrong.append(
                 f"{path} is {have.dtype}{list(have.shape)}, "

@@ -238,12 +238,15 @@ class Stored:
         check_fit(self.ref, report, sources, leaves, strict=strict, widened=widened)
         with collector_paused():
             paths = filled_once(self.ref, sources, leaves)
-            into = {
-                path: Destination(leaf.source, widened.get(path), view=leaf.in_place())
-                for path, leaf in ((path, leaves[path]) for path in paths)
-            }
+            wanted, into = [], {}  # what is read, and the destinations to settle afterwards
+            for path in paths:
+                leaf = leaves[path]
+                view = leaf.in_place()
+                if view is None or path in widened:
+                    one = into[path] = Destination(leaf.source, widened.get(path), view=view)
+                    view = one.view
+                wanted.append((sources[path], view))
         del leaves  # they keep a view of every tensor
-        wanted = [(sources[path], one.view) for path, one in into.items()]
         self._handle.reader.read(manifest, wanted)
         settle(into, self._handle.store.pools.hashing)
         return report

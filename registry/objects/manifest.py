@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 from holdfast.registry.errors import IntegrityError, InvalidInput, Malformed, UnsupportedFormat
@@ -224,12 +225,20 @@ class Manifest:
         """Stored digest lists by their digest, each with a tensor that names it."""
         return {t.chunk_list: t for t in self.tensors() if t.chunk_list is not None}
 
-    @cached_property
-    def first_named(self) -> tuple[Mapping[Digest, int], int]:
-        """By the first chunk or the list of each tensor, how many chunks and lists come before it.
+    def named(self) -> Iterator[Digest]:
+        """Yield the chunks and lists that the manifest itself names, in order, equal ones too."""
+        return chain.from_iterable(
+            one.chunks if one.chunk_list is None else (one.chunk_list,) for one in self.tensors()
+        )
 
-        Equal ones count each time here; the number of all of them comes second.
-        """
+    @cached_property
+    def named_count(self) -> int:
+        """The number of chunks and lists that it names; equal ones count each time."""
+        return sum(len(one.chunks) if one.chunk_list is None else 1 for one in self.tensors())
+
+    @cached_property
+    def first_named(self) -> Mapping[Digest, int]:
+        """By the first chunk or the list of each tensor, how many of `named` come before it."""
         first, total = {}, 0
         for tensor in self.tensors():
             if tensor.chunk_list is not None:
@@ -238,7 +247,7 @@ class Manifest:
             elif tensor.chunks:
                 first[tensor.chunks[0]] = total
                 total += len(tensor.chunks)
-        return first, total
+        return first
 
     def all_chunks(self, lists: Mapping[Digest, bytes]) -> dict[Digest, int]:
         """Return every distinct chunk and its raw length, in the order of a placement's rows."""

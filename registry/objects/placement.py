@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -113,9 +113,9 @@ class Rows(Sequence[ChunkRow]):
         return self._columns[-1]
 
     @property
-    def stored_at(self) -> Sequence[array[int]]:
-        """The columns of packs, of offsets and of stored lengths."""
-        return self._columns[:3]
+    def columns(self) -> Sequence[Sequence[int]]:
+        """The columns, in the order of the fields of `ChunkRow`."""
+        return self._columns
 
     @property
     def has_deltas(self) -> bool:
@@ -327,6 +327,13 @@ class ChunkIndex:
         if digest not in self._rows and self._placement.components is not None:
             raise thinned(self._placement.components, self._placement.manifest.short)
         return self._rows[digest]
+
+    def rows_of(self, digests: Collection[Digest]) -> list[int]:
+        """Return the rows of chunks."""
+        try:
+            return [*map(self._rows.__getitem__, digests)]
+        except KeyError:
+            return [*map(self.row, digests)]  # it tells of a thinning
 
     def digest(self, row: int) -> Digest:
         """Return the chunk of any row."""

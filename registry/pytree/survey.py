@@ -7,7 +7,7 @@ cannot load the states of a store can still verify them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import accumulate
 from math import prod
@@ -30,19 +30,19 @@ _TENSORS = frozenset({"t", "n", "nt"})
 #: Tags of sparse tensors, whose parts are tensors.
 _SPARSE = frozenset({"coo", "csr", "csc", "bsr", "bsc"})
 
-Children = Iterable[tuple[str, Any]]
+Children = Sequence[tuple[str, Any]]
 
 
 def leaf_kinds(skeleton: Json) -> dict[int, str]:
     """Return, by number, the type of each array: `torch`, `numpy`, `bytes` or `str`."""
-    return {index: _KINDS[tag] for index, tag, _ in walk("", skeleton)}
+    return {index: _KINDS[tag] for index, tag, _, _ in walk("", skeleton)}
 
 
 def array_paths(name: str, skeleton: Json) -> dict[int, tuple[str, str]]:
     """Return, by number, path and type of the tensors and arrays of component `name`."""
     return {
-        index: (str(path), _KINDS[tag])
-        for index, tag, path in walk(name, skeleton)
+        index: (above.item(step) if step else str(above), _KINDS[tag])
+        for index, tag, above, step in walk(name, skeleton)
         if tag in _TENSORS
     }
 
@@ -77,49 +77,56 @@ def leaf_paths(name: str, skeleton: Json, budget: Budget | None = None) -> dict[
 
     The budget counts their characters; without it they are within the bound of a record.
     """
-    return {index: str(path) for index, _, path in walk(name, skeleton, budget)}
+    return {
+        index: above.item(step) if step else str(above)
+        for index, _, above, step in walk(name, skeleton, budget)
+    }
 
 
 def walk(
     name: str, skeleton: Json, budget: Budget | None = None
-) -> Iterator[tuple[int, str, Trail]]:
-    """Yield number, tag and path of every array of component `name`, in order.
+) -> Iterator[tuple[int, str, Trail, str]]:
+    """Yield number and tag of every array of component `name`, in order, and where it is.
 
-    A path is spelled, and counted, when somebody asks for its text.
+    Its path is that of a container and a step from there, which is empty for the same path. It is
+    spelled, and counted, when somebody asks for its text.
     """
     expected = 0
     top = Trail(component(name), None, budget)
     # Children are pushed in reverse, so that arrays come in the order of their numbers.
     stack: list[tuple[Trail, str, Any, int]] = [(top, "", skeleton, 1)]
     while stack:
-        path, step, node, depth = stack.pop()
-        if type(node) is not list and type(node) is not dict:
-            continue
-        if step:
-            path = Trail(step, path, top.budget)
+        above, step, node, depth = stack.pop()
         if type(node) is list:
             tag, payload = "", node
-        elif type(node) is not dict or len(node) != 1:
-            raise _malformed(path, "one key", f"{len(node)} keys")
-        else:
+        elif type(node) is not dict:
+            continue
+        elif len(node) == 1:
             [(tag, payload)] = node.items()
+        else:
+            raise _malformed(_at(above, step), "one key", f"{len(node)} keys")
         if tag in _KINDS:
             index = payload[0] if tag == "nt" and type(payload) is list and payload else payload
             if type(index) is not int or index != expected:
-                raise _malformed(path, f"array {expected}", clip(index))
+                raise _malformed(_at(above, step), f"array {expected}", clip(index))
             expected += 1
-            yield index, tag, path
+            yield index, tag, above, step
             continue
         children = _CHILDREN.get(tag)
         if children is None:
             continue
+        path = _at(above, step)
         if depth >= MAX_DEPTH:
             raise _malformed(path, f"at most {MAX_DEPTH} levels", "more")
+        depth += 1
         try:
-            inner = [(path, step, child, depth + 1) for step, child in children(payload)]
+            stack += [(path, step, child, depth) for step, child in reversed(children(payload))]
         except (TypeError, ValueError, LookupError) as error:
             raise _malformed(path, f"the payload of tag {tag!r}", clip(payload)) from error
-        stack.extend(reversed(inner))
+
+
+def _at(above: Trail, step: str) -> Trail:
+    return above / step if step else above
 
 
 def _malformed(path: Trail, expected: str, found: str) -> Malformed:
@@ -173,10 +180,10 @@ class _Stored(Protocol):
 def check_arrays(name: str, skeleton: Json, tensors: Sequence[_Stored]) -> None:
     """Check that a skeleton fits the tensors that are stored with it."""
     count = 0
-    for index, tag, path in walk(name, skeleton):
+    for index, tag, above, step in walk(name, skeleton):
         count += 1
         if index < len(tensors) and (tag != "t" or 0 in tensors[index].shape):
-            _check(path, tag, tensors[index].dtype, tensors[index].shape)
+            _check(_at(above, step), tag, tensors[index].dtype, tensors[index].shape)
     if count != len(tensors):
         raise Malformed(
             "the skeleton does not fit the tensors of its component",

@@ -16,8 +16,9 @@ import hashlib
 import mmap
 import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
-from typing import Literal, NamedTuple, Protocol
+from functools import partial
+from itertools import repeat
+from typing import Any, Literal, NamedTuple, Protocol
 
 from holdfast.backends import ByteRange
 from holdfast.registry.errors import Damaged, Malformed, ObjectNotFound, ObjectTruncated
@@ -39,17 +40,26 @@ from holdfast.registry.values import Digest, collector_paused
 
 
 class Wanted(NamedTuple):
-    """A chunk to read, and the memory for its raw bytes."""
+    """A chunk to read, with the fields of its row, and the memory for its raw bytes.
 
+    It begins with its place, so that sorted chunks are in the order of the packs.
+    """
+
+    pack: int
+    offset: int
+    stored_bytes: int
+    codec: int
+    base: int
     row_number: int  # the number of its row in the placement
     digest: Digest  # the chunk
-    row: ChunkRow  # its row in the placement
     raw_bytes: int
     #: The memory; `None` for the base of a delta, which is only joined to others.
     view: memoryview | None
-    is_raw: bool  # whether it is stored as its raw bytes
-    #: Bytes of scratch memory: its stored length, or 0 if it is read into its own memory.
-    held_bytes: int
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its stored bytes need scratch memory: they are encoded, or have no own memory."""
+        return self.codec != _RAW or self.view is None
 
 
 class Job:
@@ -58,23 +68,26 @@ class Job:
     def __init__(self, pack: PackRef) -> None:
         self.pack = pack
         self.chunks: list[Wanted] = []
+        self.held_bytes = 0  # bytes of scratch memory for stored bytes
 
     @property
     def byte_range(self) -> ByteRange:
         """The range of the pack that holds them."""
-        last = self.chunks[-1].row
-        return ByteRange(self.chunks[0].row.offset, last.offset + last.stored_bytes)
+        last = self.chunks[-1]
+        return ByteRange(self.chunks[0].offset, last.offset + last.stored_bytes)
 
     def stored(self, scratch: Scratch) -> list[memoryview]:
         """Return memory for the stored bytes of each chunk: its own if it is raw and has some."""
-        aside = scratch.take("stored", sum(chunk.held_bytes for chunk in self.chunks))
+        if not self.held_bytes:
+            return [chunk.view for chunk in self.chunks if chunk.view is not None]
+        aside = scratch.take("stored", self.held_bytes)
         found, start = [], 0
         for chunk in self.chunks:
-            if chunk.view is not None and not chunk.held_bytes:
+            if chunk.view is not None and not chunk.is_held:
                 found.append(chunk.view)
             else:
-                found.append(aside[start : start + chunk.held_bytes])
-                start += chunk.held_bytes
+                found.append(aside[start : start + chunk.stored_bytes])
+                start += chunk.stored_bytes
         return found
 
 
@@ -104,8 +117,6 @@ class Scratch:
 #: Encoded chunks and bases need scratch memory, so a read of `least_read_bytes` of those is full.
 _JOB_BYTES = 16 * 2**20
 _JOB_CHUNKS = 1024
-#: A row begins with its pack and its offset.
-_BY_PLACE = attrgetter("row")
 #: The number of the codec `raw`; a placement with another one than those of the list is refused.
 _RAW = codec_number(RAW, where="its own list")
 
@@ -142,11 +153,10 @@ class Fetch:
     def read(self, wanted: Mapping[Digest, memoryview]) -> None:
         """Fill memory with chunks, every byte verified."""
         lacking = self._fill_from_caches(wanted)
-        row_of = self._index.row
         with collector_paused():
-            jobs = self._jobs(
-                self._want(row_of(digest), digest, len(v), v) for digest, v in lacking.items()
-            )
+            views = lacking.values()
+            numbers = self._index.rows_of(lacking)
+            jobs = self._jobs(self._wanted(numbers, lacking, map(len, views), views))
         if len(jobs) == 1:
             self._read_job(jobs[0])
             return
@@ -179,31 +189,37 @@ class Fetch:
         found = (cache.peek(digest, size) for cache in self._caches)
         return next((view for view in found if view is not None), None)
 
+    def _wanted(
+        self,
+        numbers: Sequence[int],
+        digests: Iterable[Digest],
+        sizes: Iterable[int],
+        views: Iterable[memoryview | None],
+    ) -> Iterable[Wanted]:
+        """Return the chunks of rows; column by column, for they may be a hundred thousand."""
+        columns = (map(column.__getitem__, numbers) for column in self._placement.rows.columns)
+        made: Any = partial(tuple.__new__, Wanted)
+        return map(made, zip(*columns, numbers, digests, sizes, views, strict=False))
+
     def _jobs(self, wanted: Iterable[Wanted]) -> list[Job]:
         jobs: list[Job] = []
+        chunks: list[Wanted] = []
         enough = self._store.backend.least_read_bytes
         pack, end, size, held = -1, -1, 0, 0
-        for chunk in sorted(wanted, key=_BY_PLACE):
-            row = chunk.row
-            adjoins = row.pack == pack and row.offset == end
-            is_full = size >= _JOB_BYTES or held >= enough
-            if not adjoins or is_full or len(jobs[-1].chunks) >= _JOB_CHUNKS:
-                jobs.append(Job(self._placement.packs[row.pack]))
-                size = held = 0
-            jobs[-1].chunks.append(chunk)
-            pack, end = row.pack, row.offset + row.stored_bytes
-            size += row.stored_bytes
-            held += chunk.held_bytes
+        for chunk in sorted(wanted):
+            at, offset, stored, codec, _, _, _, raw_bytes, view = chunk
+            if stored != raw_bytes if codec == _RAW else stored >= raw_bytes:
+                check_length(chunk.digest, chunk, raw_bytes)
+            adjoins = at == pack and offset == end
+            if not adjoins or size >= _JOB_BYTES or len(chunks) >= _JOB_CHUNKS or held >= enough:
+                jobs.append(Job(self._placement.packs[at]))
+                chunks, size, held = jobs[-1].chunks, 0, 0
+            chunks.append(chunk)
+            pack, end = at, offset + stored
+            size += stored
+            if codec != _RAW or view is None:
+                held = jobs[-1].held_bytes = held + stored
         return jobs
-
-    def _want(
-        self, number: int, digest: Digest, raw_bytes: int, view: memoryview | None = None
-    ) -> Wanted:
-        row = self._placement.rows[number]
-        check_length(digest, row, raw_bytes)
-        is_raw = row.codec == _RAW
-        held_bytes = 0 if is_raw and view is not None else row.stored_bytes
-        return Wanted(number, digest, row, raw_bytes, view, is_raw, held_bytes)
 
     def _read_job(self, job: Job) -> None:
         cache = self._store.cache
@@ -230,7 +246,7 @@ class Fetch:
             self._make(job, verified=False)
             is_made = True
         except Damaged:
-            if not self._caches or all(chunk.row.base == NO_BASE for chunk in job.chunks):
+            if not self._caches or all(chunk.base == NO_BASE for chunk in job.chunks):
                 raise
         if not is_made:  # outside of `except`, where the error keeps the memory of the first try
             self._make(job, verified=True)
@@ -239,9 +255,10 @@ class Fetch:
         """Make a job's chunks from the store and the caches."""
         scratch = Scratch()
         deltas: dict[int, list[memoryview]] = {}
-        for chunk, view in self._decoded(job, scratch):
-            if chunk.row.base != NO_BASE:
-                deltas.setdefault(chunk.row.base, []).append(view)
+        stored = self._stored(job, scratch)
+        for chunk, view in self._decoded(job, stored, scratch) if job.held_bytes else ():
+            if chunk.base != NO_BASE:
+                deltas.setdefault(chunk.base, []).append(view)
         for _ in range(MAX_DEPTH):
             if not deltas:
                 break
@@ -252,7 +269,7 @@ class Fetch:
             )
         for chunk in job.chunks:
             if chunk.view is not None:
-                verify_chunk(chunk.view, chunk.digest, job.pack.key, chunk.row.offset)
+                verify_chunk(chunk.view, chunk.digest, job.pack.key, chunk.offset)
 
     def _join(
         self, deltas: Mapping[int, list[memoryview]], scratch: Scratch, *, verified: bool
@@ -262,7 +279,7 @@ class Fetch:
         Only the sum of a chain is needed: the chunks between its ends are neither made nor hashed.
         The result is verified by its digest, and each link by the digest of its stored bytes.
         """
-        wanted = []
+        wanted: dict[int, tuple[Digest, int]] = {}
         for number, of in deltas.items():
             digest, raw_bytes = self._index.digest(number), len(of[0])
             if any(len(view) != raw_bytes for view in of):
@@ -275,24 +292,22 @@ class Fetch:
                 if not self._fill({digest: base}, verified=verified):
                     _add(of, base)
                     continue
-            wanted.append(self._want(number, digest, raw_bytes))
+            wanted[number] = digest, raw_bytes
         further: dict[int, list[memoryview]] = {}
         # In this thread, since the other threads of the pool may be doing the same.
-        for job in self._jobs(wanted):
-            for chunk, raw in self._decoded(job, scratch):
+        digests, sizes = zip(*wanted.values(), strict=True) if wanted else ((), ())
+        for job in self._jobs(self._wanted([*wanted], digests, sizes, repeat(None))):
+            for chunk, raw in self._decoded(job, self._stored(job, scratch), scratch):
                 _add(deltas[chunk.row_number], raw)
-                if chunk.row.base != NO_BASE:
-                    further.setdefault(chunk.row.base, []).extend(deltas[chunk.row_number])
+                if chunk.base != NO_BASE:
+                    further.setdefault(chunk.base, []).extend(deltas[chunk.row_number])
                 elif self._store.cache is not None:  # many other chunks may be based on it
-                    verify_chunk(raw, chunk.digest, job.pack.key, chunk.row.offset)
+                    verify_chunk(raw, chunk.digest, job.pack.key, chunk.offset)
                     self._store.cache.offer({chunk.digest: raw})
         return further
 
-    def _decoded(self, job: Job, scratch: Scratch) -> Iterator[tuple[Wanted, memoryview]]:
-        """Read a job; yield each chunk unverified, and a delta as it is, not yet joined.
-
-        The memory of a base is reused for the next chunk.
-        """
+    def _stored(self, job: Job, scratch: Scratch) -> list[memoryview]:
+        """Read the stored bytes of a job's chunks; raw ones go straight to their memory."""
         key = job.pack.key
         # Allocated when the job runs, so that waiting jobs hold no scratch memory.
         stored = job.stored(scratch)
@@ -308,25 +323,34 @@ class Fetch:
                 found=error.found,
             ) from error
         self._moved.append(len(job.byte_range))
+        return stored
+
+    def _decoded(
+        self, job: Job, stored: Sequence[memoryview], scratch: Scratch
+    ) -> Iterator[tuple[Wanted, memoryview]]:
+        """Yield each chunk of a job unverified, and a delta as it is, not yet joined.
+
+        The memory of a base is reused for the next chunk.
+        """
+        key = job.pack.key
         for chunk, data in zip(job.chunks, stored, strict=True):
-            if chunk.is_raw:
+            if chunk.codec == _RAW:
                 yield chunk, data
                 continue
-            where = f"{key} at offset {chunk.row.offset}"
-            table = self._store.table(job.pack, self._placement.ends[chunk.row.pack])
+            where = f"{key} at offset {chunk.offset}"
+            table = self._store.table(job.pack, self._placement.ends[chunk.pack])
             self._check_entry(table, chunk, data, where)
             raw = chunk.view
             if raw is None:
                 raw = scratch.take("raw", chunk.raw_bytes)
-            codecs.decode(data, codec_name(chunk.row.codec, where=where), raw, where=where)
+            codecs.decode(data, codec_name(chunk.codec, where=where), raw, where=where)
             yield chunk, raw
 
     def _check_entry(self, table: PackTable, chunk: Wanted, stored: memoryview, where: str) -> None:
         """Check the stored bytes and the base of a chunk against the pack's table."""
-        row = chunk.row
-        entry = table.at(row.offset)
-        base = None if row.base == NO_BASE else self._index.digest(row.base)
-        placed = (chunk.digest, row.stored_bytes, codec_name(row.codec, where=where), base)
+        entry = table.at(chunk.offset)
+        base = None if chunk.base == NO_BASE else self._index.digest(chunk.base)
+        placed = (chunk.digest, chunk.stored_bytes, codec_name(chunk.codec, where=where), base)
         if entry is None or placed != (entry.digest, entry.stored_bytes, entry.codec, entry.base):
             raise Malformed(
                 "a placement and its pack name different chunks at one offset",
@@ -366,7 +390,7 @@ def _add(differences: Iterable[memoryview], base: memoryview) -> None:
         codecs.join(view, base)
 
 
-def check_length(digest: Digest, row: ChunkRow, raw_bytes: int) -> None:
+def check_length(digest: Digest, row: ChunkRow | Wanted, raw_bytes: int) -> None:
     """Check the stored length of a chunk before memory is taken for it."""
     raw = row.codec == _RAW
     if row.stored_bytes != raw_bytes if raw else row.stored_bytes >= raw_bytes:

@@ -31,14 +31,12 @@ def read_tensors(
     """Fill memory with tensors of a state, every byte verified."""
     index = StateIndex(store, manifest, placement, {})
     lists = index.learn(tensor for tensor, _ in targets)
-    first: dict[Digest, memoryview] = {}
     copies: list[tuple[memoryview, memoryview]] = []
     with collector_paused():
+        first: dict[Digest, memoryview] = {}
         for digest, view in _chunks(targets, lists):
-            if digest in first:
-                copies.append((view, first[digest]))
-            else:
-                first[digest] = view
+            if (known := first.setdefault(digest, view)) is not view:
+                copies.append((view, known))
     fetch_chunks(store, placement, index.chunks, first)
     for view, source in copies:
         view[:] = source
@@ -62,13 +60,10 @@ class StateIndex:
         self._chunks: ChunkIndex | None = None
         # By list the first row of its chunks; of lists whose chunks are not indexed yet.
         self._apart: dict[Digest, int] = {}
-        self._first: Mapping[Digest, int] = {}  # by its first chunk the first row of a tensor
         # A tensor that was given up may begin with the same chunk as one that is there.
         self._is_plain = placement.components is None and _is_plain(manifest, placement)
-        if self._is_plain:
-            self._first, at = manifest.first_named
-        else:
-            at = len(manifest.direct_chunks)
+        at = manifest.named_count if self._is_plain else len(manifest.direct_chunks)
+        self._is_whole = not self._is_plain  # whether all chunks that it names are indexed
         for digest, tensor in manifest.chunk_lists.items():
             self._apart[digest] = at
             at += tensor.grid.count
@@ -105,10 +100,12 @@ class StateIndex:
                 store, manifest, placement = self._store, self._manifest, self._placement
                 self._lists |= read_lists(store, manifest, placement, lacking)
             if self._chunks is None:
+                # One by one they would take longer than all at once.
+                self._is_whole |= len(tensors) * 2 > self._manifest.named_count
                 self._chunks = self._index()
-            for one in tensors if self._is_plain else ():
+            for one in () if self._is_whole else tensors:
                 if one.chunks and one.chunks[0] not in self._chunks:
-                    self._chunks.add(self._first[one.chunks[0]], one.chunks)
+                    self._chunks.add(self._manifest.first_named[one.chunks[0]], one.chunks)
             for digest in self._apart.keys() & self._lists.keys() if self._is_apart else ():
                 tensor = self._manifest.chunk_lists[digest]
                 self._chunks.add(self._apart.pop(digest), tensor.chunk_digests(self._lists))
@@ -116,7 +113,7 @@ class StateIndex:
 
     def _index(self) -> ChunkIndex:
         if self._is_plain:
-            return ChunkIndex(self._placement, ())
+            return ChunkIndex(self._placement, self._manifest.named() if self._is_whole else ())
         if self._is_apart:
             return ChunkIndex(self._placement, self._manifest.direct_chunks)
         return index_chunks(self._manifest, self._placement, self._lists)
@@ -126,7 +123,7 @@ def _is_plain(manifest: Manifest, placement: Placement) -> bool:
     """Return whether no two chunks of a state are equal, and none is a delta."""
     listed = sum(tensor.grid.count for tensor in manifest.chunk_lists.values())
     rows = placement.rows
-    is_distinct = manifest.first_named[1] + listed == len(rows)
+    is_distinct = manifest.named_count + listed == len(rows)
     return is_distinct and not placement.extra and not rows.has_deltas
 
 
@@ -194,7 +191,7 @@ def check_list_lengths(manifest: Manifest, placement: Placement) -> ChunkIndex:
         )
     index = ChunkIndex(placement, () if is_plain else manifest.direct_chunks)
     for digest in manifest.chunk_lists if is_plain else ():
-        index.add(manifest.first_named[0][digest], [digest])
+        index.add(manifest.first_named[digest], [digest])
     counts = sum(tensor.grid.count for tensor in manifest.chunk_lists.values())
     check_bytes(counts * LISTED_BYTES, "reading its digest lists", where=manifest.digest)
     for digest in manifest.chunk_lists:

@@ -211,7 +211,7 @@ class _Lives:
             self.step(run, holder)
         known = (self._packs.setdefault(pack, len(self._packs)) for pack in placement.packs)
         numbers = np.fromiter(known, "u8") << np.uint64(_OFFSET_BITS)
-        pack, offset, stored = (np.asarray(column) for column in placement.rows.stored_at)
+        pack, offset, stored = (np.asarray(column) for column in placement.rows.columns[:3])
         if len(offset) and int(offset.max()) >> _OFFSET_BITS:
             raise Malformed("a chunk far behind the end of any pack", found=int(offset.max()))
         self._taken.append((numbers[pack] | offset, stored.astype("u8")))
