@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from holdfast.registry.objects.pack import PackEntry as PackEntry
     from holdfast.registry.objects.pack import PackTable as PackTable
     from holdfast.registry.objects.pack import open_pack as open_pack
-    from holdfast.registry.objects.pack import raw_entries as raw_entries
     from holdfast.registry.objects.pack import read_pack_table as read_pack_table
     from holdfast.registry.objects.pack import trailer as trailer
     from holdfast.registry.objects.placement import MAX_DEPTH as MAX_DEPTH

@@ -215,6 +215,8 @@ class Manifest:
         for tensor in self.tensors():
             if tensor.chunk_list is not None:
                 lengths.setdefault(tensor.chunk_list, tensor.grid.count * DIGEST_BYTES)
+            elif len(tensor.chunks) == 1:  # as nearly always
+                lengths.setdefault(tensor.chunks[0], tensor.nbytes)
             elif tensor.chunks:
                 for digest, length in zip(tensor.chunks, tensor.grid.sizes(), strict=True):
                     lengths.setdefault(digest, length)
@@ -248,6 +250,11 @@ class Manifest:
                 first[tensor.chunks[0]] = total
                 total += len(tensor.chunks)
         return first
+
+    def distinct_chunks(self, lists: Mapping[Digest, bytes]) -> list[Digest]:
+        """Return every distinct chunk, in the order of a placement's rows."""
+        members = (one.chunk_digests(lists) for one in self.chunk_lists.values())
+        return [*dict.fromkeys(chain(self.named(), *members))]
 
     def all_chunks(self, lists: Mapping[Digest, bytes]) -> dict[Digest, int]:
         """Return every distinct chunk and its raw length, in the order of a placement's rows."""

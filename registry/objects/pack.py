@@ -12,7 +12,8 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import accumulate, repeat, starmap
 from typing import Any, NamedTuple
 
 from holdfast.registry.errors import Damaged, Malformed, UnsupportedFormat
@@ -56,6 +57,15 @@ class PackTable:
 
     __slots__ = ("_kept", "_offsets", "_proofs")
 
+    @classmethod
+    def of_raw(cls, digests: Collection[Digest], lengths: Sequence[int]) -> PackTable:
+        """Return the table of raw chunks."""
+        made = cls(())
+        made._offsets = array("Q", accumulate(lengths[:-1], initial=0)) if digests else array("Q")
+        fields = zip(digests, lengths, lengths, repeat(0), repeat(False), strict=False)
+        made._kept = b"".join(starmap(_KEPT.pack, fields))
+        return made
+
     def __init__(self, entries: Iterable[PackEntry]) -> None:
         entries = list(entries)
         self._offsets = array("Q", (entry.offset for entry in entries))
@@ -85,6 +95,13 @@ class PackTable:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PackTable) and list(self) == list(other)
+
+    def columns(self) -> Iterable[Sequence[Any]]:
+        """Return the offsets, the stored lengths, the numbers of the codecs, and the bases."""
+        kept = [*_KEPT.iter_unpack(self._kept)]
+        _, stored, _, codecs, are_deltas = zip(*kept, strict=True) if kept else ((),) * 5
+        bases = [self[n].base if is_delta else None for n, is_delta in enumerate(are_deltas)]
+        return self._offsets, stored, codecs, bases
 
     def at(self, offset: int) -> PackEntry | None:
         """Return the chunk at an offset, if one begins there."""
@@ -137,15 +154,6 @@ class PackTable:
         except (ValueError, TypeError) as error:
             raise Malformed("breaks the pack format", where=where, found=error) from error
         return cls(entries)
-
-
-def raw_entries(digests: Sequence[Digest], lengths: Sequence[int]) -> list[PackEntry]:
-    """Return the entries of a pack of raw chunks."""
-    entries, offset = [], 0
-    for digest, length in zip(digests, lengths, strict=True):
-        entries.append(PackEntry(digest, offset, length, length))
-        offset += length
-    return entries
 
 
 def trailer(table: bytes) -> bytes:

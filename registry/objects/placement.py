@@ -84,9 +84,14 @@ class Rows(Sequence[ChunkRow]):
 
     def __init__(self, rows: Iterable[ChunkRow]) -> None:
         columns = list(zip(*rows, strict=True)) or [()] * len(_COLUMNS)
-        self._columns = [
-            array(code, column) for code, column in zip(_COLUMNS, columns, strict=True)
-        ]
+        self._columns = [*map(array, _COLUMNS, columns)]
+
+    @classmethod
+    def of_columns(cls, columns: Sequence[Sequence[int]]) -> Rows:
+        """Return the rows with these columns, in the order of the fields of `ChunkRow`."""
+        rows = cls(())
+        rows._columns = [*map(array, _COLUMNS, columns)]
+        return rows
 
     @classmethod
     def parse(cls, data: bytes, count: int) -> Rows:

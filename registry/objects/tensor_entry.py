@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from math import prod
 from typing import Any, Self
@@ -35,7 +35,7 @@ class NarrowedDtype(str):
         return made
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class TensorEntry:
     """One tensor of a component; its bytes are in one of `inline`, `chunks` and `chunk_list`."""
 
@@ -49,10 +49,25 @@ class TensorEntry:
     #: unchanged.
     original: str | None = None
 
-    def __post_init__(self) -> None:
-        if isinstance(self.dtype, NarrowedDtype):
-            object.__setattr__(self, "original", self.dtype.original)
-            object.__setattr__(self, "dtype", str(self.dtype))
+    # That of a frozen dataclass takes four times as long, and a model has thousands of tensors.
+    def __init__(
+        self,
+        dtype: str,
+        shape: tuple[int, ...],
+        inline: bytes | None = None,
+        chunks: Sequence[Digest] = (),
+        chunk_list: Digest | None = None,
+        original: str | None = None,
+    ) -> None:
+        if isinstance(dtype, NarrowedDtype):
+            original, dtype = dtype.original, str(dtype)
+        set_dtype, set_shape, set_inline, set_chunks, set_chunk_list, set_original = _SETTERS
+        set_dtype(self, dtype)
+        set_shape(self, shape)
+        set_inline(self, inline)
+        set_chunks(self, chunks)
+        set_chunk_list(self, chunk_list)
+        set_original(self, original)
 
     @property
     def grid(self) -> Grid:
@@ -92,7 +107,7 @@ class TensorEntry:
             data = base64.b64encode(self.inline).decode("ascii")
             return f'{{"data":"{data}",{_form_text(self.dtype, self.shape, self.original)}'
         if self.chunk_list is None and self.chunks:
-            digests = '","'.join(map(bytes.hex, self.chunks))
+            digests = '","'.join([digest.hex() for digest in self.chunks])
             form = _form_text(self.dtype, self.shape, self.original)
             return f'{{"chunks":["{digests}"],{form}'
         return canonical.encode(self.to_json()).decode()
@@ -109,6 +124,9 @@ class TensorEntry:
         else:
             entry["chunks"] = [digest.hex() for digest in self.chunks]
         return entry
+
+
+_SETTERS: Any = [vars(TensorEntry)[one.name].__set__ for one in fields(TensorEntry)]
 
 
 @lru_cache(maxsize=4096)
@@ -133,12 +151,12 @@ def check_list(data: bytes, count: int, *, where: object) -> bytes:
 def parse_entry(entry: Any) -> TensorEntry:
     """Return the tensor of an entry in JSON."""
     form = parse_form(entry)
-    fields = set(entry) - {"dtype", "shape", "original"}
-    if fields == {"data"}:
+    names = set(entry) - {"dtype", "shape", "original"}
+    if names == {"data"}:
         return with_data(form, entry["data"])
-    if fields == {"list"}:
+    if names == {"list"}:
         return with_list(form, entry["list"])
-    if fields != {"chunks"}:
+    if names != {"chunks"}:
         raise ValueError(f"a tensor has keys {sorted(entry)}")
     if len(entry["chunks"]) != form.grid.count:  # before digests are made
         raise _uncovered(form, len(entry["chunks"]))

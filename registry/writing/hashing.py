@@ -71,6 +71,9 @@ _GROUPS_AHEAD = 3
 _ALIGNMENT = 64
 
 
+_NOTHING = memoryview(b"")
+
+
 @dataclass(slots=True, eq=False)
 class Piece:
     """One chunk of a tensor that is being saved."""
@@ -79,10 +82,10 @@ class Piece:
     number: int  # the number of the chunk in the tensor's grid
     start: int  # its start in the tensor's bytes
     stop: int  # its end
+    is_known: bool  # whether a base has a component of this name
     is_watched: bool = False  # whether it is checked for NaN and infinity
-    digest: Digest | None = None  # its id, once it is hashed
-    #: Its bytes, until they are packed; `None` if it is stored already.
-    view: memoryview | None = None
+    digest: Digest = field(init=False)  # its id, once it is hashed
+    view: memoryview = _NOTHING  # its bytes, until they are packed; none if it is stored already
     is_finite: bool = True  # whether it holds neither NaN nor infinity
 
 
@@ -96,7 +99,7 @@ class Group:
     def release(self) -> None:
         """Release the bytes after packing, and copies from other devices."""
         for piece in self.pieces:
-            piece.view = None
+            piece.view = _NOTHING
             if piece.stop == piece.leaf.nbytes:
                 piece.leaf.release()
 
@@ -148,7 +151,7 @@ class Hashing:
                 piece.is_finite = is_finite(data, piece.leaf.dtype)
             if piece.digest not in self._stored:
                 piece.view = data
-                used += 0 if piece.leaf.is_ours else _room(piece)
+                used += 0 if piece.leaf.is_ours else _room(len(data))
         if block is not None and used:
             group.blocks.append(block)
         elif block is not None:
@@ -185,8 +188,8 @@ def _bytes_of(piece: Piece) -> memoryview:
     return view
 
 
-def _room(piece: Piece) -> int:
-    return -(-(piece.stop - piece.start) // _ALIGNMENT) * _ALIGNMENT
+def _room(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _needs_block(batch: Iterable[Piece]) -> bool:
@@ -198,7 +201,7 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     batch: list[Piece] = []
     size = 0
     for piece in pieces:
-        room = _room(piece)
+        room = _room(piece.stop - piece.start)
         if batch and size + room > BLOCK_BYTES:
             yield batch
             batch, size = [], 0

@@ -9,11 +9,11 @@ chooses the keys of objects; nothing here commits.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from holdfast.backends import Buffer
@@ -26,15 +26,13 @@ from holdfast.registry.objects import (
     Component,
     Manifest,
     ObjectKey,
-    PackEntry,
     PackRef,
     PackTable,
     TensorEntry,
     grid,
-    raw_entries,
     trailer,
 )
-from holdfast.registry.objects.codecs import RAW, codec_number
+from holdfast.registry.objects.codecs import RAW
 from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState, NamedLeaf
 from holdfast.registry.store import Store, abandon, results
 from holdfast.registry.values import DIGEST_BYTES, Digest, canonical, collector_paused
@@ -147,10 +145,10 @@ class _Writing:
                 store, self._bases, self._stored, keyframe_every, trials
             )
         self._known_components = {name for base in bases for name in base.manifest.components}
-        self._is_known: set[int] = set()  # ids of the tensors of these components
         self._is_found: bool | None = None  # whether the first large pack of them was there already
         self._fresh: set[Digest] = set()  # the chunks of these packs
-        self._packs: dict[Digest, tuple[int, Sequence[PackEntry], Future[ObjectKey]]] = {}
+        #: By name the size, the chunks and the table of each pack, and its key to come.
+        self._packs: dict[Digest, tuple[int, list[Digest], PackTable, Future[ObjectKey]]] = {}
         self._in_flight: deque[Future[ObjectKey]] = deque()
         self._under_way: list[Future[Any]] = []
         self._lease = store.blocks.lease()
@@ -237,9 +235,7 @@ class _Writing:
             for leaf in component.leaves:
                 if leaf.nbytes <= INLINE_BYTES:
                     continue
-                if is_known:
-                    self._is_known.add(id(leaf))
-                pieces = _pieces(leaf)
+                pieces = _pieces(leaf, is_known)
                 self._pieces[id(leaf)] = pieces
                 if watched and is_watched(leaf, watched):
                     for piece in pieces:
@@ -268,18 +264,19 @@ class _Writing:
         return future
 
     def _pack_group(self, group: Group) -> None:
-        chunks = (
-            Chunk(p.digest, p.view, p.leaf, p.number) for p in group.pieces if p.digest and p.view
-        )
-        is_known = all(id(piece.leaf) in self._is_known for piece in group.pieces)
-        self._pack(chunks, group.blocks, is_known=is_known)
+        is_known = all(piece.is_known for piece in group.pieces)
+        self._pack([one for one in group.pieces if one.view], group.blocks, is_known=is_known)
         group.release()
 
     def _pack(
-        self, chunks: Iterable[Chunk], blocks: Sequence[memoryview] = (), *, is_known: bool = False
+        self,
+        chunks: Iterable[Chunk | Piece],
+        blocks: Sequence[memoryview] = (),
+        *,
+        is_known: bool = False,
     ) -> None:
         """Send the chunks that are not stored yet as one pack."""
-        fresh: dict[Digest, Chunk] = {}
+        fresh: dict[Digest, Chunk | Piece] = {}
         with collector_paused():
             for chunk in chunks:
                 if chunk.digest not in self._stored and chunk.digest not in self._fresh:
@@ -290,9 +287,9 @@ class _Writing:
         at_most = _PACKS_IN_FLIGHT if self._codec == RAW else _ENCODED_IN_FLIGHT
         while len(self._in_flight) >= at_most:
             self._in_flight.popleft().result()
-        entries, stored = self._encode(fresh.values())
         with collector_paused():
-            encoded = PackTable(entries).encode()
+            table, stored = self._encode(fresh)
+            encoded = table.encode()
             name = Digest.of(encoded)
             self._fresh.update(fresh)
         sent = in_use(blocks, stored)
@@ -306,7 +303,7 @@ class _Writing:
         # Only after the put, which may send the same bytes again.
         future.add_done_callback(lambda _: self._lease.give(sent))
         self._in_flight.append(future)
-        self._packs[name] = (size, entries, future)
+        self._packs[name] = (size, [*fresh], table, future)
 
     def _may_exist(self, name: Digest, size: int) -> bool:
         """Return whether to look for a pack of a component that a base has.
@@ -319,21 +316,19 @@ class _Writing:
             self._is_found = self._writer.usable("packs", name, size) is not None
         return self._is_found
 
-    def _encode(self, fresh: Collection[Chunk]) -> tuple[Sequence[PackEntry], list[Buffer]]:
-        """Return chunks in their stored form, with their entries in the table of a pack."""
-        digests = [chunk.digest for chunk in fresh]
+    def _encode(self, fresh: Mapping[Digest, Chunk | Piece]) -> tuple[PackTable, list[Buffer]]:
+        """Return the table of a pack, and the chunks in their stored form."""
         if self._codec == RAW:
-            views: list[Buffer] = [chunk.view for chunk in fresh]
-            with collector_paused():
-                return raw_entries(digests, [len(view) for view in views]), views
+            views: list[Buffer] = [chunk.view for chunk in fresh.values()]
+            return PackTable.of_raw(fresh, [*map(len, views)]), views
         # Deltas have to read their bases first; such threads mostly wait.
         pools = self._store.pools
         pool = pools.bulk if self._predecessors else pools.hashing
         # Not added to `_under_way`: each future keeps the bytes of its result.
-        made = results([pool.submit(self._encode_one, chunk) for chunk in fresh])
-        return chain_entries(digests, made), [one.stored for one in made]
+        made = results([pool.submit(self._encode_one, chunk) for chunk in fresh.values()])
+        return PackTable(chain_entries(fresh, made)), [one.stored for one in made]
 
-    def _encode_one(self, chunk: Chunk) -> Encoded:
+    def _encode_one(self, chunk: Chunk | Piece) -> Encoded:
         base = None
         if self._predecessors is not None and chunk.leaf is not None:
             base = self._predecessors.base_of(chunk.leaf, chunk.number)
@@ -371,10 +366,9 @@ class _Writing:
             if watched and is_watched(leaf, watched) and not is_finite(data, leaf.dtype):
                 self._nonfinite.add(id(leaf))
             return TensorEntry(leaf.dtype, leaf.shape, inline=data)
-        if len(pieces) == 1 and pieces[0].digest is not None:
+        if len(pieces) == 1:
             return TensorEntry(leaf.dtype, leaf.shape, chunks=(pieces[0].digest,))
-        chunks = b"".join(piece.digest for piece in pieces if piece.digest is not None)
-        return chunked_entry(leaf, chunks, self._lists)
+        return chunked_entry(leaf, b"".join([piece.digest for piece in pieces]), self._lists)
 
     def _place(self, manifest: Manifest) -> Written:
         """Put manifest and placement after all packs; neither if a base is the same state."""
@@ -382,7 +376,7 @@ class _Writing:
             if base.manifest.digest == manifest.digest and base.placement.components is None:
                 keys = placed_keys(base.place, base.placement)
                 return Written(base, ChosenKeys(keys, cover(self._bases)), 0)
-        for _, _, put in self._packs.values():
+        for *_, put in self._packs.values():
             put.result()
         self._writer.observe()  # not in the threads that put both
         with collector_paused():
@@ -396,26 +390,22 @@ class _Writing:
 
     def _fresh_locations(self) -> dict[Digest, ChunkLocation]:
         """Return where the new chunks are, once all packs are on the store."""
-        used = {one.codec for _, entries, _ in self._packs.values() for one in entries}
-        numbers = {name: codec_number(name, where="new packs") for name in used}
-        return {
-            one.digest: ChunkLocation(
-                ref, one.offset, one.stored_bytes, numbers[one.codec], one.base
-            )
-            for size, entries, put in self._packs.values()
-            for ref in [PackRef(put.result(), size)]
-            for one in entries
-        }
+        made: Any = partial(tuple.__new__, ChunkLocation)
+        found: dict[Digest, ChunkLocation] = {}
+        for size, digests, table, put in self._packs.values():
+            places = zip(repeat(PackRef(put.result(), size)), *table.columns(), strict=False)
+            found.update(zip(digests, map(made, places), strict=True))
+        return found
 
 
-def _pieces(leaf: ArrayLeaf) -> list[Piece]:
+def _pieces(leaf: ArrayLeaf, is_known: bool) -> list[Piece]:
     cut = grid(leaf.dtype, leaf.shape)
     if cut.count == 1:
-        return [Piece(leaf, 0, 0, cut.nbytes)]
+        return [Piece(leaf, 0, 0, cut.nbytes, is_known)]
     leaf.buffer()  # a copy from another device is made once here, not in every thread
     pieces, start = [], 0
     for number, size in enumerate(cut.sizes()):
-        pieces.append(Piece(leaf, number, start, start + size))
+        pieces.append(Piece(leaf, number, start, start + size, is_known))
         start += size
     return pieces
 

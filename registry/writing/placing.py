@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from itertools import repeat
+from typing import Any, NamedTuple
 
 from holdfast.registry.history import PlacedState
 from holdfast.registry.history.actions import Place
 from holdfast.registry.objects import (
     NO_BASE,
-    ChunkRow,
     Manifest,
     ObjectKey,
     PackRef,
@@ -120,27 +121,30 @@ def build_placement(
     manifest: Manifest, lists: Mapping[Digest, bytes], locations: Mapping[Digest, ChunkLocation]
 ) -> Placement:
     """Return the placement of a manifest."""
-    order = list(manifest.all_chunks(lists))
+    order = manifest.distinct_chunks(lists)
+    found = [*map(locations.__getitem__, order)]
     seen = set(order)
     extra: list[Digest] = []
-    for digest in order:
-        base = locations[digest].base
+    for location in found:
+        base = location.base
         while base is not None and base not in seen:
             seen.add(base)
             extra.append(base)
             base = locations[base].base
-    rows_of = {digest: row for row, digest in enumerate([*order, *extra])}
+    found += map(locations.__getitem__, extra)
+    refs, offsets, stored, codecs, bases = zip(*found, strict=True) if found else ((),) * 5
+    rows_of = {digest: row for row, digest in enumerate([*order, *extra])} if any(bases) else {}
     packs: dict[PackRef, int] = {}
-    rows = []
-    pack, last = 0, None
-    for digest in rows_of:
-        ref, offset, stored_bytes, codec, base = locations[digest]
+    numbers = []
+    number, last = 0, None
+    for ref in refs:
         if ref is not last:  # most rows are in the pack of the row before
             last = ref
-            pack = packs.setdefault(last, len(packs))
-        base_row = NO_BASE if base is None else rows_of[base]
-        rows.append(ChunkRow(pack, offset, stored_bytes, codec, base_row))
-    return Placement(manifest.digest, tuple(packs), Rows(rows), Digests(extra))
+            number = packs.setdefault(ref, len(packs))
+        numbers.append(number)
+    base_rows = [NO_BASE if base is None else rows_of[base] for base in bases]
+    rows = Rows.of_columns([numbers, offsets, stored, codecs, base_rows])
+    return Placement(manifest.digest, tuple(packs), rows, Digests(extra))
 
 
 def locations_of(bases: Sequence[PlacedState]) -> dict[Digest, ChunkLocation]:
@@ -153,8 +157,17 @@ def locations_of(bases: Sequence[PlacedState]) -> dict[Digest, ChunkLocation]:
     links: dict[Digest, int] = {}
     for base in bases:
         packs = base.placement.packs
-        digests = [*base.manifest.all_chunks(base.lists), *base.placement.extra]
+        digests = [*base.manifest.distinct_chunks(base.lists), *base.placement.extra]
         rows = base.placement.rows
+        if not rows.has_deltas:
+            numbers = [n for n, digest in enumerate(digests) if links.get(digest, 1)]
+            pack, *others = (map(column.__getitem__, numbers) for column in rows.columns[:4])
+            fields = zip(map(packs.__getitem__, pack), *others, repeat(None), strict=False)
+            names = [digests[number] for number in numbers]
+            made: Any = partial(tuple.__new__, ChunkLocation)
+            locations.update(zip(names, map(made, fields), strict=True))
+            links.update(dict.fromkeys(names, 0))
+            continue
         # Bases before their deltas.
         for number in sorted(range(len(rows)), key=base.placement.depths.__getitem__):
             row, digest = rows[number], digests[number]

@@ -23,7 +23,6 @@ from holdfast.registry.objects import (
     PackTable,
     Placement,
     grid,
-    raw_entries,
 )
 from holdfast.registry.objects.codecs import COMPRESSIONS, RAW, Compression, check_compression
 from holdfast.registry.pytree import ArrayLeaf, FlatState
@@ -271,7 +270,7 @@ def _new_packs(
             if stop == leaf.nbytes:
                 leaf.release()
         if fresh:
-            table = PackTable(raw_entries([*fresh], [*fresh.values()])).encode()
+            table = PackTable.of_raw(fresh, [*fresh.values()]).encode()
             size_bytes = sum(fresh.values()) + len(table) + TRAILER_BYTES
             if writer.usable("packs", Digest.of(table), size_bytes) is None:
                 yield size_bytes

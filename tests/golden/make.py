@@ -40,7 +40,7 @@ from holdfast.registry.history.replay import RunManifest, Slot, advance
 from holdfast.registry.objects.framing import join_lines
 from holdfast.registry.objects.keys import ObjectKey, epoch_key
 from holdfast.registry.objects.manifest import Component, Manifest
-from holdfast.registry.objects.pack import PackTable, raw_entries, trailer
+from holdfast.registry.objects.pack import PackTable, trailer
 from holdfast.registry.objects.placement import NO_BASE, ChunkRow, PackRef, Placement, Rows
 from holdfast.registry.objects.tensor_entry import TensorEntry
 from holdfast.registry.store.store import RegistryConfig
@@ -75,9 +75,7 @@ def manifest() -> Manifest:
 
 
 def pack() -> tuple[Digest, bytes]:
-    table = PackTable(
-        raw_entries([Digest.of(chunk) for chunk in CHUNKS], [len(chunk) for chunk in CHUNKS])
-    )
+    table = PackTable.of_raw([*map(Digest.of, CHUNKS)], [*map(len, CHUNKS)])
     encoded = table.encode()
     return Digest.of(encoded), b"".join([*CHUNKS, encoded, trailer(encoded)])
 

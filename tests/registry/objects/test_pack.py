@@ -15,7 +15,6 @@ from holdfast.registry.objects.pack import (
     PackTable,
     open_pack,
     parse_trailer,
-    raw_entries,
     trailer,
 )
 from holdfast.registry.store.fetching import verify_pack_chunks
@@ -27,9 +26,7 @@ chunks = st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=6)
 
 
 def _table_of(parts: list[bytes]) -> PackTable:
-    return PackTable(
-        raw_entries([Digest.of(part) for part in parts], [len(part) for part in parts])
-    )
+    return PackTable.of_raw([*map(Digest.of, parts)], [*map(len, parts)])
 
 
 def _pack(parts: list[bytes]) -> tuple[bytes, Digest]:
@@ -166,7 +163,7 @@ def test_another_format_says_so(body):
 
 
 def test_chunks_fill_the_pack():
-    table = PackTable(raw_entries([Digest.of(b"abc")], [3])).encode()
+    table = PackTable.of_raw([Digest.of(b"abc")], [3]).encode()
     for body in (b"", b"ab", b"abcd"):
         with pytest.raises((Malformed, Damaged), match="do not fill the pack"):
             open_pack(body + table + trailer(table), Digest.of(table), where="x")
