@@ -88,13 +88,17 @@ class ArrayLeaf:
 
     def move(self, view: memoryview, address: int) -> None:
         """Copy the bytes to memory of ours, and hold that instead of the tensor."""
+        self.copy_to(view, address)
+        self.hold(view)
+
+    def copy_to(self, view: memoryview, address: int) -> None:
+        """Copy the bytes to memory of ours at an address."""
         if self.nbytes:
             copy = COPIERS.get(self._open)
             if copy is not None:
                 copy(self._source, self.nbytes, address)
             else:
                 self._copy(view, address)
-        self.hold(view)
 
     def _copy(self, view: memoryview, address: int) -> None:
         source = self.buffer()

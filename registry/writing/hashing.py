@@ -15,6 +15,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from ctypes import addressof, c_char
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -65,6 +66,8 @@ def is_finite(data: Buffer, dtype: str) -> bool:
 
 #: A copy is hashed in steps that fit into the processor's cache.
 _STEP_BYTES = 256 * 1024
+#: The view of a tensor of at most this size would cost more than its copy.
+_SMALL_BYTES = 4 * 1024
 #: Groups that are hashed before the present one is packed.
 _GROUPS_AHEAD = 3
 #: Chunks begin at multiples of this in a block, so that elements of every type are aligned.
@@ -138,20 +141,27 @@ class Hashing:
     @collector_paused()
     def _hash(self, batch: Sequence[Piece], group: Group) -> None:
         block: memoryview | None = None
-        used = 0
+        used = address = 0
         for piece in batch:
-            data = _bytes_of(piece)
-            if piece.leaf.is_ours:
+            leaf, size = piece.leaf, piece.stop - piece.start
+            if leaf.is_ours:
+                data = _bytes_of(piece)
                 piece.digest = Digest.of(data)
             else:
-                block = block or self._lease.take()
-                data, source = block[used : used + len(data)], data
-                piece.digest = copy_and_hash(source, data)
+                if block is None:
+                    block = self._lease.take()
+                    address = addressof(c_char.from_buffer(block))
+                data = block[used : used + size]
+                if size <= _SMALL_BYTES and size == leaf.nbytes:
+                    leaf.copy_to(data, address + used)  # without a view of the tensor
+                    piece.digest = Digest.of(data)
+                else:
+                    piece.digest = copy_and_hash(_bytes_of(piece), data)
             if piece.is_watched:
-                piece.is_finite = is_finite(data, piece.leaf.dtype)
+                piece.is_finite = is_finite(data, leaf.dtype)
             if piece.digest not in self._stored:
                 piece.view = data
-                used += 0 if piece.leaf.is_ours else _room(len(data))
+                used += 0 if leaf.is_ours else _room(size)
         if block is not None and used:
             group.blocks.append(block)
         elif block is not None:

@@ -24,7 +24,7 @@ from holdfast.registry.objects import (
     thinned,
 )
 from holdfast.registry.store import Store, results
-from holdfast.registry.values import Digest, Digests
+from holdfast.registry.values import Digest, Digests, collector_paused
 from holdfast.registry.writing.object_writer import ChosenKeys, ObjectWriter, placed_keys
 
 
@@ -147,6 +147,7 @@ def build_placement(
     return Placement(manifest.digest, tuple(packs), rows, Digests(extra))
 
 
+@collector_paused()
 def locations_of(bases: Sequence[PlacedState]) -> dict[Digest, ChunkLocation]:
     """Return the locations of all chunks of stored states, with the bases of their deltas.
 
