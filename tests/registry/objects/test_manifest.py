@@ -130,6 +130,7 @@ def test_direct_chunks_are_distinct_and_in_order_with_their_raw_lengths():
         manifest = Manifest("dict", {"m": Component.build(0, parts)})
         assert list(manifest.direct_chunks.items()) == [(one, 100), (two, 50), (three, 70)]
         assert manifest.all_chunks({}) == manifest.direct_chunks
+        assert manifest.distinct_chunks({}) == [one, two, three]
         assert manifest.nbytes == 320
 
 
@@ -148,6 +149,12 @@ def test_lists_stand_among_the_direct_chunks_and_their_members_follow():
             (three, 100),
             (one, 100),
             (two, 100),
+        ]
+        assert manifest.distinct_chunks({Digest.of(data): data}) == [
+            Digest.of(data),
+            three,
+            one,
+            two,
         ]
         assert Manifest.decode(manifest.encode(), manifest.digest, where="x") == manifest
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 
 from holdfast import Storing
 from holdfast.backends.errors import StoreUnavailable
@@ -67,6 +68,29 @@ def test_a_state_that_is_staged_is_not_copied_again(run, taken):
         run.save_async(state(step), step=step).wait()
     assert same(run.latest().load(), state(2))
     assert taken == []
+
+
+def test_what_the_program_writes_while_a_pack_is_sent_is_not_stored(open_registry):
+    store = Hooked(new_backend())
+    run = open_registry(store).create_run("run")
+    changing = {
+        "small": torch.arange(256.0),  # copied without a view of it
+        "tail": torch.arange(300.0)[40:],
+        "array": np.arange(100),
+        "larger": torch.arange(3000.0),
+    }
+    before = {
+        name: one.clone() if hasattr(one, "clone") else one.copy() for name, one in changing.items()
+    }
+
+    def write(method: str, key: str) -> None:
+        if key.startswith("packs/"):
+            for one in changing.values():
+                one[:] = 7
+
+    store.before = write
+    assert same(run.save({"m": changing}, step=1).load()["m"], before)
+    assert all((one == 7).all() for one in changing.values())
 
 
 @pytest.mark.parametrize("size", [0, 1, 2**18 - 1, 2**18, 2**18 + 1, 3 * 2**20 + 77, BLOCK_BYTES])
