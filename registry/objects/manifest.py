@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 from holdfast.registry.errors import IntegrityError, InvalidInput, Malformed, UnsupportedFormat
@@ -227,29 +227,25 @@ class Manifest:
         """Stored digest lists by their digest, each with a tensor that names it."""
         return {t.chunk_list: t for t in self.tensors() if t.chunk_list is not None}
 
+    def _named(self) -> Iterator[Sequence[Digest]]:
+        """Yield the chunks of each tensor, or its list."""
+        for tensor in self.tensors():
+            yield tensor.chunks if tensor.chunk_list is None else (tensor.chunk_list,)
+
     def named(self) -> Iterator[Digest]:
         """Yield the chunks and lists that the manifest itself names, in order, equal ones too."""
-        return chain.from_iterable(
-            one.chunks if one.chunk_list is None else (one.chunk_list,) for one in self.tensors()
-        )
+        return chain.from_iterable(self._named())
 
     @cached_property
     def named_count(self) -> int:
         """The number of chunks and lists that it names; equal ones count each time."""
-        return sum(len(one.chunks) if one.chunk_list is None else 1 for one in self.tensors())
+        return sum(map(len, self._named()))
 
     @cached_property
     def first_named(self) -> Mapping[Digest, int]:
         """By the first chunk or the list of each tensor, how many of `named` come before it."""
-        first, total = {}, 0
-        for tensor in self.tensors():
-            if tensor.chunk_list is not None:
-                first[tensor.chunk_list] = total
-                total += 1
-            elif tensor.chunks:
-                first[tensor.chunks[0]] = total
-                total += len(tensor.chunks)
-        return first
+        starts = accumulate(map(len, self._named()), initial=0)
+        return {some[0]: start for some, start in zip(self._named(), starts, strict=False) if some}
 
     def distinct_chunks(self, lists: Mapping[Digest, bytes]) -> list[Digest]:
         """Return every distinct chunk, in the order of a placement's rows."""

@@ -148,9 +148,8 @@ class Hashing:
                 data = _bytes_of(piece)
                 piece.digest = Digest.of(data)
             else:
-                if block is None:
-                    block = self._lease.take()
-                    address = addressof(c_char.from_buffer(block))
+                block = block or self._lease.take()
+                address = address or addressof(c_char.from_buffer(block))
                 data = block[used : used + size]
                 if size <= _SMALL_BYTES and size == leaf.nbytes:
                     leaf.copy_to(data, address + used)  # without a view of the tensor

@@ -137,11 +137,10 @@ def build_placement(
     packs: dict[PackRef, int] = {}
     numbers = []
     number, last = 0, None
-    for ref in refs:
-        if ref is not last:  # most rows are in the pack of the row before
-            last = ref
-            number = packs.setdefault(ref, len(packs))
+    for ref in refs:  # most rows are in the pack of the row before
+        number = number if ref is last else packs.setdefault(ref, len(packs))
         numbers.append(number)
+        last = ref
     base_rows = [NO_BASE if base is None else rows_of[base] for base in bases]
     rows = Rows.of_columns([numbers, offsets, stored, codecs, base_rows])
     return Placement(manifest.digest, tuple(packs), rows, Digests(extra))
