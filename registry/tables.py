@@ -31,7 +31,7 @@ from holdfast.registry.store import Store
 from holdfast.registry.values import Filter
 
 #: Form of the kept fields of a run; raise it with `RUN_COLUMNS` and `run_fields`.
-_FORM = 4
+_FORM = 5
 #: `time` is `timestamp[us, tz=UTC]`.
 Type = Literal["bool", "int64", "float64", "string", "time"]
 _INT64 = range(-(2**63), 2**63)
@@ -141,7 +141,9 @@ def _rows(run_id: str, records: Iterable[CheckpointRecord]) -> Iterator[dict[str
 RUN_COLUMNS = (
     Column("run", "string", "its name"),
     Column(
-        "status", "string", "running, interrupted, completed, failed, merged, dropped or damaged"
+        "status",
+        "string",
+        "running, interrupted, completed, failed, forked, merged, dropped or damaged",
     ),
     Column("error", "string", "why it cannot be read, or why it was dropped"),
     Column("phase", "string", "the phase that training is in"),

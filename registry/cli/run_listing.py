@@ -51,7 +51,7 @@ _BESTS = (*map(Column, ("run", "ref", "metric", "mode")), *numbers("step"))
 _BESTS += numbers("value", text=number)
 _BEST = ("_values", "_steps", "")
 #: Form of `summary`; raise it whenever that or `run_json` makes something else.
-FORM = 6
+FORM = 7
 _WHERE = "Only runs that fit, such as 'lr < 1e-3 and status=failed and name~vit'."
 
 

@@ -15,7 +15,7 @@ from holdfast.registry.cli.options import flag
 from holdfast.registry.cli.output import Part
 from holdfast.registry.cli.presets import kept, tiers_text
 from holdfast.registry.cli.run_listing import heard_of, run_json
-from holdfast.registry.curation import run_remarks
+from holdfast.registry.curation import STATUS_REASONS, run_remarks
 from holdfast.registry.face import Registry, Run
 from holdfast.registry.history import (
     RunLog,
@@ -75,10 +75,6 @@ def _heard_text(heard: LastHeard) -> str:
     return f"{when}, {output.age(heard.time_ms)} ago; overdue: it saved about every {every}"
 
 
-def _waited_text(share: float | None) -> str | None:
-    return None if share is None else f"{output.share(share)} of the time, for saves"
-
-
 def _steps_text(latest: CheckpointRecord | None, total: int | None) -> str | None:
     if total is None:
         return None
@@ -89,9 +85,10 @@ def _steps_text(latest: CheckpointRecord | None, total: int | None) -> str | Non
 def _for_people(run: Run, forks: list[str] | None) -> dict[str, Any]:
     shape, declared = run_json(run, forks), run.manifest.spec.phases
     phase = run.manifest.phase or (declared[0].name if declared else "")
+    waited, status = shape["waited_share"], run.manifest.shown_status
     return {
         "run": run.id,
-        "status": run.manifest.shown_status,
+        "status": ": ".join(filter(None, (status, STATUS_REASONS.get(status)))),
         "problem": "; ".join(run_remarks(run.manifest)),
         "keeps": tiers_text(kept(run.manifest.spec.phase(phase))),
         **{name: value for name, value in shape.items() if name not in _LISTED},
@@ -99,7 +96,9 @@ def _for_people(run: Run, forks: list[str] | None) -> dict[str, Any]:
         "total_steps": _steps_text(run.manifest.latest(), shape["total_steps"]),
         "created": output.time(run.manifest.created_ms),
         "last_heard": _heard_text(heard_of(run)),
-        "waited_share": _waited_text(shape["waited_share"]),
+        "waited_share": None
+        if waited is None
+        else f"{output.share(waited)} of the time, for saves",
         "failed_saves": shape["failed_saves"] or None,
     }
 

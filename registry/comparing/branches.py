@@ -125,7 +125,7 @@ def compare_runs(store: Store, first: RunLog, second: RunLog) -> Branches:
         second=two.run_id,
         fork=fork,
         settings=tuple(_settings(one, two)),
-        config=_configs(one, two),
+        config=compare_configs(one.config, two.config),
         steps=steps,
         difference=difference,
         differs_at=differs_at,
@@ -184,7 +184,3 @@ def _settings(one: RunManifest, two: RunManifest) -> Iterator[ValueDiff]:
             yield ValueDiff("changed", name, ours, theirs[name])
     if one.spec != two.spec and one.spec.name == two.spec.name:
         yield ValueDiff("changed", "rules", f"those of {one.run_id}", f"those of {two.run_id}")
-
-
-def _configs(one: RunManifest, two: RunManifest) -> tuple[ValueDiff, ...]:
-    return compare_configs(one.config, two.config)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from holdfast.registry.curation.cards import write_card as write_card
     from holdfast.registry.curation.forking import inherit as inherit
     from holdfast.registry.curation.forking import inheritance as inheritance
+    from holdfast.registry.curation.marks import STATUS_REASONS as STATUS_REASONS
     from holdfast.registry.curation.marks import checkpoint_marks as checkpoint_marks
     from holdfast.registry.curation.marks import run_remarks as run_remarks
     from holdfast.registry.curation.namings import Naming as Naming

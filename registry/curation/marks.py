@@ -8,6 +8,12 @@ from holdfast.registry.history import format_time
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.values import counted, number
 
+#: Why runs have a status that no program sets in these words.
+STATUS_REASONS = {
+    "interrupted": "its program ended, or got a signal, before it said that the run is complete",
+    "forked": "nobody has trained this fork yet",
+}
+
 
 def run_remarks(run: RunManifest) -> list[str]:
     """Return a sentence for each problem with the monitored metrics of a run.

@@ -16,6 +16,7 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from holdfast.backends.escape import printable
+from holdfast.registry.curation import STATUS_REASONS
 from holdfast.registry.history import format_time, is_dated, json_ready, moment, step_ref
 from holdfast.registry.ui.charts import Moment
 from holdfast.registry.ui.pages import fields
@@ -64,7 +65,7 @@ def _environment() -> Environment:
         "with_code": with_code,
         "when": when,
     }
-    found.globals["metric_kinds"] = fields.METRIC_KINDS
+    found.globals |= {"metric_kinds": fields.METRIC_KINDS, "status_reasons": STATUS_REASONS}
     found.tests |= {"moment": lambda value: isinstance(value, Moment)}
     return found
 

@@ -461,9 +461,11 @@ class RunManifest(Record):
 
     @property
     def shown_status(self) -> str:
-        """Its status for people: `merged` where nobody has trained what a merge made."""
+        """Its status for people: `forked` or `merged` where nobody has trained it yet."""
         is_trained = self.writer is not None or self.status != "running"
-        latest = None if is_trained or (self.created and self.created.parent) else self.latest()
+        latest, parent = None if is_trained else self.latest(), self.created and self.created.parent
+        if latest and parent:
+            return "forked" if latest.manifest == parent.checkpoint else self.status
         return "merged" if latest and merged_from(decode_or_keep(latest.meta)) else self.status
 
     @property

@@ -207,7 +207,7 @@ def show_run(
     names = source.begin(lambda: source.names(max_age_s=MAX_AGE_S))
     run, troubles = _open(source, name)
     manifest = None if run is None else run.manifest
-    latest = None if manifest is None else manifest.latest()
+    latest, created = (manifest.latest(), manifest.created) if manifest else (None, None)
     source.begin_chronicle(name)
     shown = () if run is None else tuple(read_streams(run, streams, source.pictures))
     forks = read_forks(source, name, names.result())
@@ -229,8 +229,8 @@ def show_run(
         metrics=sum(count > 1 for count in counts.values()),
         single=tuple(_single(rows, counts)),
         streams=shown,
-        config=_config(manifest),
-        environment=_environment(manifest),
+        config=decode_or_keep(manifest.config) if manifest and created else None,
+        environment=created.environment if created else {},
         first_commit=chronicle.commits[0].n if chronicle.commits else 0,
         pending=chronicle.pending,
         waited=_waited(manifest),
@@ -389,14 +389,6 @@ def _back_until(source: Source, run: RunManifest, chronicle: Chronicle) -> str:
         f"Until {format_time(until)} no collection frees it, and "
         f"`holdfast run undrop {run.run_id}` brings it back."
     )
-
-
-def _config(run: RunManifest | None) -> object:
-    return None if run is None or run.created is None else decode_or_keep(run.config)
-
-
-def _environment(run: RunManifest | None) -> Mapping[str, str]:
-    return {} if run is None or run.created is None else run.created.environment
 
 
 def _waited(run: RunManifest | None) -> float | None:

@@ -136,6 +136,10 @@ def compare_runs(
     config = list(_value_rows([config_by_path(run.config) if run.created else {} for run in runs]))
     made = [run.created.environment if run.created else {} for run in runs]
     environment = list(_value_rows(made))
+    values = [
+        {name: number(value) for one in saved[run.run_id] for name, value in one.metrics.items()}
+        for run in runs
+    ]
     curved = {
         name
         for ones in saved.values()
@@ -162,11 +166,7 @@ def compare_runs(
         fields=tuple(_fields_charts(axes, space)) if len(rows) > 1 and axes else (),
         charts=tuple(_charts(runs, saved, metric, curved, groups)),
         metrics=len(curved),
-        single=tuple(
-            row
-            for row in _value_rows([_values(saved.get(run.run_id, ())) for run in runs])
-            if row.name not in curved and shown
-        ),
+        single=tuple(row for row in _value_rows(values) if row.name not in curved and shown),
         settings=tuple(_value_rows([_settings(run) for run in runs])) if shown else (),
         config=tuple(row for row in config if any(row.differs)) if shown else (),
         same_config=sum(not any(row.differs) for row in config),
@@ -234,10 +234,6 @@ def _fields_charts(axes: Sequence[str], space: Mapping[str, Any]) -> Iterator[Ch
     shown = table(("run", *(one["label"] for one in space["fields"])), rows)
     yield fields_chart("parallel", "Each run as a line through its values", shown)
     yield fields_chart("scatter", "Each run as a point", shown)
-
-
-def _values(saved: Iterable[Saved]) -> dict[str, str]:
-    return {name: number(value) for one in saved for name, value in one.metrics.items()}
 
 
 def _value_rows(columns: Sequence[Mapping[str, Any]]) -> Iterator[ValueRow]:

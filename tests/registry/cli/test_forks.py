@@ -346,6 +346,31 @@ def test_a_warm_start_is_shown_with_its_source(call: Call, call_json: CallJson, 
     assert f"start phase main warm, from {source}; carry model; reset epoch" in said
 
 
+def test_a_status_says_why(call: Call, call_json: CallJson, url: str) -> None:
+    """A fork is `forked` until it has a checkpoint that it did not inherit."""
+    call("run", "create", "other", "--from", "demo/main/step10")
+
+    def said(name: str) -> str:
+        return words(call("run", "show", name).stdout.splitlines()[1])
+
+    def listed() -> str:
+        lines = call("run", "ls", "--columns", "run,status").stdout.splitlines()
+        return dict(line.split(maxsplit=1) for line in lines)["other"]
+
+    assert said("other") == "status forked: nobody has trained this fork yet"
+    assert (listed(), call_json("run", "show", "other")["status"]) == ("forked", "running")
+    fits = call("run", "ls", "--where", "status=forked", "--columns", "run").stdout
+    assert fits.split() == ["run", "other"]
+    with holdfast.open(url) as opened:
+        opened.run("demo").status = "interrupted"
+        run = opened.run("other")
+        run.restore()
+        run.save({"w": np.zeros(600)}, step=20, metrics={"loss": 1})
+    assert (said("other"), listed()) == ("status running", "running")
+    ended = "its program ended, or got a signal, before it said that the run is complete"
+    assert said("demo") == f"status interrupted: {ended}"
+
+
 def test_run_diff(call: Call, call_json: CallJson, url: str) -> None:
     call("run", "create", "other", "--from", "demo/main/step10")
     with holdfast.open(url) as opened:

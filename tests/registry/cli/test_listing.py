@@ -134,7 +134,7 @@ def test_run_ls_opens_what_changed_and_says_the_rest_as_it_is_now(
         opened.fork("demo/latest", "cold")
     said = call("run", "ls", "--max-age", "1h")
     assert re.fullmatch(r"2 runs as of \d{4}-.*Z or later\n", said.stderr)
-    assert "warm  running" in said.stdout
+    assert "warm  forked" in said.stdout
     assert call_json("run", "ls")[1]["forks"] == ["cold", "warm"]
     assert "warm  dropped" in call("run", "ls").stdout
 

@@ -72,7 +72,7 @@ def test_merge_with_weights_into_a_new_run(call: Call, call_json: CallJson, url:
         run.save({"model": {"w": np.zeros(600, "f4")}, "epoch": 3}, step=2)
     assert call(*status).stdout.split()[-1] == "running"
     call("run", "create", "fork", "--from", "soup/main/step1")
-    assert "fork  running" in call("run", "ls").stdout
+    assert "fork  forked" in call("run", "ls").stdout
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_from_a_run_to_the_values_of_a_tensor_and_what_moved(site: Sites, watche
     watch = watched(found.base)
     page = watch.page
     page.goto(found.url)
-    page.get_by_role("link", name="night-wide", exact=True).click()
+    page.locator("#runs").get_by_role("link", name="night-wide", exact=True).click()
     page.locator("#checkpoints").get_by_role("link").first.click()
     watch.ready()
     page.get_by_role("link", name="Read statistics").click()

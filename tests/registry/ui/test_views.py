@@ -157,6 +157,17 @@ def test_the_first_page_says_what_is_in_production_and_who_disagrees(
     assert said not in shown(source, "/")
 
 
+def test_a_status_says_why_on_the_page_of_a_run(reg: Registry, source: Source) -> None:
+    run = reg.create_run("r")
+    run.save({"a": 1}, step=1)
+    reg.fork("r/latest", "f")
+    run.status = "interrupted"
+    assert "status interrupted its program ended, or got a signal, before" in shown(
+        source, "/runs/r"
+    )
+    assert "status forked nobody has trained this fork yet" in shown(source, "/runs/f")
+
+
 def test_a_run_without_a_monitor_has_no_best(reg: Registry, source: Source) -> None:
     reg.create_run("r").save({"a": 1}, step=1, metrics={"loss": 0.5})
     text = shown(source, "/runs/r")
