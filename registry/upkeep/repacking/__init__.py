@@ -1,7 +1,7 @@
 """Rewrite packs: drop bytes that nobody needs, put small packs together, encode chunks again.
 
-- `survey`: what the runs need, chunk by chunk; `repack_plan`: which packs are rewritten, and what
-  the new ones hold.
+- `survey`, `catalog`: what the runs need, chunk by chunk, and its batches; `repack_plan`: which
+  packs are rewritten, and what the new ones hold.
 - `recoding`: the encoding of each chunk, and the element sizes that it needs.
 - `packs`, `chunks`: the new packs, and the chunks in them, read and verified.
 - `runs`: the new placement of each state, committed to its runs.

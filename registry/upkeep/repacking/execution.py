@@ -14,6 +14,7 @@ ones.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ from holdfast.registry.store import Progress, Store, Workers
 from holdfast.registry.upkeep.repacking.packs import Packs
 from holdfast.registry.upkeep.repacking.repack_plan import RepackPlan, RewrittenPack, plan_repack
 from holdfast.registry.upkeep.repacking.runs import PLANS, RunRepack
-from holdfast.registry.upkeep.repacking.survey import Chunk, chunk_of
+from holdfast.registry.upkeep.repacking.survey import chunk_of
+from holdfast.registry.values import Digest
 from holdfast.registry.writing import Committer, check_keyframe_every
 
 
@@ -107,12 +109,15 @@ def repack(
     repacker = _Repacker(store, workers, progress)
     for attempt in range(PLANS):
         try:
-            repacker.carry_out(plan_repack(store, chosen, **options, workers=workers))
+            for plan in plan_repack(store, chosen, **options, workers=workers):
+                repacker.carry_out(plan)
+                del plan  # before the next one is made
             break
         except MissingObject:
             # Evicted and collected while this planned, or moved by another repack: plan again.
             if attempt == PLANS - 1:
                 raise
+            repacker.start_again()
     return repacker.report()
 
 
@@ -124,20 +129,32 @@ class _Options(TypedDict):
     keyframe_every: int | None
 
 
-def _dry_run_report(plan: RepackPlan) -> RepackReport:
+def _dry_run_report(plans: Iterable[RepackPlan]) -> RepackReport:
+    rewritten: list[RewrittenPack] = []
+    states: dict[str, set[Digest]] = {}
+    sums = Counter[str]()
+    for plan in plans:
+        rewritten += plan.rewritten.values()
+        for run_id, places in plan.places.items():
+            named = {place.manifest for place, packs in places.items() if packs}
+            states.setdefault(run_id, set()).update(named)
+        sums.update(
+            packs_written=len(plan.new),
+            bytes_moved=sum(target.chunk_bytes for target in plan.new),
+            recoded=sum(len(target.recoded) for target in plan.new),
+            recoded_before=sum(target.before_bytes for target in plan.new),
+            recoded_after=sum(target.recoded_bytes for target in plan.new),
+            bases=len(plan.bases),
+            bases_bytes=sum(plan.bases.values()),
+        )
+        del plan  # before the next one is made
     return RepackReport(
         dry_run=True,
-        rewritten=tuple(plan.rewritten.values()),
-        packs_written=len(plan.new),
-        bytes_moved=sum(target.chunk_bytes for target in plan.new),
-        freed_bytes=sum(one.size_bytes for one in plan.rewritten.values()),
-        runs=tuple(plan.places),
-        checkpoints=sum(sum(map(bool, places.values())) for places in plan.places.values()),
-        recoded=sum(len(target.recoded) for target in plan.new),
-        recoded_before=sum(target.before_bytes for target in plan.new),
-        recoded_after=sum(target.recoded_bytes for target in plan.new),
-        bases=len(plan.bases),
-        bases_bytes=sum(plan.bases.values()),
+        rewritten=tuple(rewritten),
+        freed_bytes=sum(one.size_bytes for one in rewritten),
+        runs=tuple(states),
+        checkpoints=sum(map(len, states.values())),
+        **sums,
     )
 
 
@@ -149,33 +166,37 @@ class _Repacker:
         self._rewritten: dict[ObjectKey, RewrittenPack] = {}
         self._named: set[ObjectKey] = set()
         self._left: set[ObjectKey] = set()
-        self._relocated: dict[str, int] = {}
+        self._relocated: dict[str, set[Digest]] = {}
         self._placed_meanwhile = 0
-        self._bases: dict[ObjectKey, dict[Chunk, int]] = {}
+        self._dropped = Counter[str]()  # the bases in packs that batches have freed
         self._packs = Packs(store, workers, progress)
 
     def carry_out(self, plan: RepackPlan) -> None:
         self._rewritten |= plan.rewritten
-        self._bases |= _bases_by_pack(plan)
-        self._named = set(plan.named - plan.rewritten.keys())
-        # This plan knows the places that others wrote until now.
-        self._placed_meanwhile = 0
+        self._named -= plan.rewritten.keys()
         for run_id, places in plan.places.items():
-            moved = RunRepack(self._packs, self._store, plan, run_id, places, self._left)
+            run = RunRepack(self._packs, self._store, plan, run_id, places, self._left)
             try:
-                moved.carry_out(Committer(moved.writer).commit)
+                run.carry_out(Committer(run.writer).commit)
             finally:
-                if moved.relocated:
-                    before = self._relocated.get(run_id, 0)
-                    self._relocated[run_id] = before + moved.relocated
-            self._named |= moved.named
-            self._placed_meanwhile += len(moved.lost)
+                if run.relocated:
+                    self._relocated.setdefault(run_id, set()).update(run.relocated)
+                self._named |= run.named
+            self._placed_meanwhile += len(run.lost)
+        freed = plan.rewritten.keys() & self._left - self._named
+        held = {chunk_of(entry) for key in freed for entry in plan.tables[key].values()}
+        sizes = [size for chunk, size in plan.bases.items() if chunk in held]
+        self._dropped.update(bases=len(sizes), bases_bytes=sum(sizes))
+
+    def start_again(self) -> None:
+        """Forget what the next plan finds again."""
+        self._left.clear()
+        self._placed_meanwhile = 0
 
     def report(self) -> RepackReport:
         freed = {
             key: one for key, one in self._rewritten.items() if key in self._left - self._named
         }
-        bases = {chunk: size for key in freed for chunk, size in self._bases.get(key, {}).items()}
         made = self._packs.made
         used = [one for key, one in made.items() if key in self._named]
         in_vain = [one for key, one in made.items() if key not in self._named]
@@ -188,21 +209,10 @@ class _Repacker:
             in_vain_bytes=sum(one.size_bytes for one in in_vain),
             freed_bytes=sum(one.size_bytes for one in freed.values()),
             runs=tuple(self._relocated),
-            checkpoints=sum(self._relocated.values()),
+            checkpoints=sum(map(len, self._relocated.values())),
             placed_meanwhile=self._placed_meanwhile,
             recoded=sum(one.recoded for one in used),
             recoded_before=sum(one.recoded_before for one in used),
             recoded_after=sum(one.recoded_after for one in used),
-            bases=len(bases),
-            bases_bytes=sum(bases.values()),
+            **self._dropped,
         )
-
-
-def _bases_by_pack(plan: RepackPlan) -> dict[ObjectKey, dict[Chunk, int]]:
-    """Return the bases that the plan drops, by the rewritten pack that holds them."""
-    if not plan.bases:
-        return {}
-    held = {key: map(chunk_of, plan.tables[key].values()) for key in plan.rewritten}
-    return {
-        key: {c: plan.bases[c] for c in chunks if c in plan.bases} for key, chunks in held.items()
-    }

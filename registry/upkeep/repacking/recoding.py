@@ -1,7 +1,7 @@
 """Choose the encoding of each chunk in a repack: compressed, as a delta, or as it is.
 
-After a repack every chunk has one encoding, whichever states name it. It starts from the encoding
-that the chunk has, or, of several, the one with the shortest chain of bases. Then come:
+After a repack every chunk of a batch has one encoding, whichever states name it. It starts from the
+encoding that the chunk has, or, of several, the one with the shortest chain of bases. Then come:
 
 - *compression*, if it was asked for: other chunks are stored in that codec, by the rule of a save
   (`holdfast.registry.writing.encoding`), or raw again;
@@ -50,19 +50,22 @@ class Tensors:
     dtypes: dict[Digest, str] = field(default_factory=dict)
     #: The chunks of each tensor that no tensor before it has, in order.
     groups: list[list[Digest]] = field(default_factory=list)
-    #: Length of each chunk in bytes, digest lists included.
+    #: Length of each known chunk in bytes, digest lists included.
     sizes: dict[Digest, int] = field(default_factory=dict)
 
 
-def read_tensors(store: Store, survey: Survey, wanted: Collection[Digest]) -> Tensors:
-    """Find the tensors of chunks in the manifests of all states that runs hold."""
+def read_tensors(
+    store: Store, survey: Survey, wanted: Collection[Digest], known: Collection[Digest]
+) -> Tensors:
+    """Find the tensors of wanted chunks, and the lengths of known ones, in manifests of states."""
     found = Tensors()
     seen: set[Digest] = set()
     # Runs that share a state and its placement have a place each for it; one of them is enough.
     distinct: dict[tuple[Digest, Digest], Place] = {}
     for places in survey.packs_of.values():
-        for place in places:
-            distinct.setdefault((place.manifest, place.placement), place)
+        for place, named in places.items():
+            if named:
+                distinct.setdefault((place.manifest, place.placement), place)
 
     def read(place: Place) -> tuple[Manifest, list[_Tensor]]:
         placement = store.placement(place.placement_key)
@@ -70,9 +73,10 @@ def read_tensors(store: Store, survey: Survey, wanted: Collection[Digest]) -> Te
         return manifest, list(_tensors(store, placement, manifest))
 
     for manifest, tensors in in_batches(store.pools.bulk, read, distinct.values()):
-        found.sizes.update({d: manifest.direct_chunks[d] for d in manifest.chunk_lists})
+        lists = ((d, manifest.direct_chunks[d]) for d in manifest.chunk_lists)
+        found.sizes.update((d, size) for d, size in lists if d in known)
         for dtype, digests, sizes in tensors:
-            found.sizes.update(zip(digests, sizes, strict=True))
+            found.sizes.update((d, n) for d, n in zip(digests, sizes, strict=True) if d in known)
             fresh = [d for d in dict.fromkeys(digests) if d in wanted and d not in seen]
             seen.update(fresh)
             found.dtypes.update(dict.fromkeys(fresh, dtype))
@@ -159,14 +163,13 @@ class _Typed:
 def plan_recoding(
     store: Store,
     survey: Survey,
-    within: Collection[ObjectKey],
     codec: str | None = None,
     keyframe_every: int | None = None,
 ) -> Recoding:
     """Choose the encoding of every chunk."""
-    if codec is None and _is_plain(survey):
+    if not survey.is_recoded:
         return Recoding()
-    forest = _Forest(store, survey, within, AUTO if codec == AUTO else ZSTD)
+    forest = _Forest(store, survey, AUTO if codec == AUTO else ZSTD)
     if codec is not None:
         codec = stored_as(codec)
         forest.recode(codec)
@@ -180,23 +183,21 @@ def plan_recoding(
 class _Forest:
     """The new encoding of each chunk; deltas and their bases form trees."""
 
-    def __init__(
-        self, store: Store, survey: Survey, within: Collection[ObjectKey], zstd: str
-    ) -> None:
+    def __init__(self, store: Store, survey: Survey, zstd: str) -> None:
         self._store = store
         self._survey = survey
         self._zstd = zstd
         self._stored: dict[Chunk, StoredChunk] = {}
         self._ranks: dict[Digest, int] = {}
         self._uses: dict[Digest, int] = {}
-        self._fixed: set[Digest] = set()
-        self._note(within)
+        self._fixed = set(survey.fixed)
+        self._note()
         self._forms = self._choose()
         self._sources = {d: self._stored[chunk_of(entry)] for d, entry in self._forms.items()}
         self._known: Tensors | None = None
         self._drop_unneeded()
 
-    def _note(self, within: Collection[ObjectKey]) -> None:
+    def _note(self) -> None:
         entries: list[tuple[ObjectKey, PackEntry]] = []
         for key, named in self._survey.ranks.items():
             table, pack = self._survey.tables[key], self._survey.packs[key]
@@ -205,7 +206,7 @@ class _Forest:
                 self._stored.setdefault(chunk_of(entry), (pack, entry))
                 entries.append((key, entry))
                 self._ranks[entry.digest] = min(rank, self._ranks.get(entry.digest, rank))
-                if key not in within:
+                if key not in self._survey.within:
                     self._fixed.add(entry.digest)
             for offset, count in self._survey.own[key].items():
                 digest = table[offset].digest
@@ -393,7 +394,8 @@ class _Forest:
 
     def _tensors(self) -> Tensors:
         if self._known is None:
-            self._known = read_tensors(self._store, self._survey, self._uses.keys())
+            known = self._ranks.keys()
+            self._known = read_tensors(self._store, self._survey, self._uses.keys(), known)
             entries = ((pack.key, entry) for pack, entry in self._stored.values())
             check_sizes(entries, self._known.sizes, self._uses.keys())
             # A base that no state names has the type of the deltas on it.
@@ -441,20 +443,6 @@ class _Forest:
         dtypes = self._known.dtypes if self._known is not None else {}
         encoder = ChunkEncoder(self._sources, dtypes, self._zstd) if made else None
         return Recoding(replacements, made, encoder)
-
-
-def _is_plain(survey: Survey) -> bool:
-    """Return whether there are no deltas and no chunk has two encodings: the common case."""
-    codecs: dict[Digest, str] = {}
-    for key, named in survey.ranks.items():
-        for offset in named:
-            entry = survey.tables[key][offset]
-            if (
-                entry.base is not None
-                or codecs.setdefault(entry.digest, entry.codec) != entry.codec
-            ):
-                return False
-    return True
 
 
 def _raw(entry: PackEntry) -> PackEntry:

@@ -1,8 +1,9 @@
 """Plan a repack: choose the packs to rewrite, and the chunks of the new packs.
 
-The plan covers the whole registry and depends only on the states that the runs need. So runs that
-share packs, and repacks that work at the same time, plan the same new packs: a pack is named by its
-table. Nothing is written here.
+Packs are planned in batches (`holdfast.registry.upkeep.repacking.catalog`), a small registry in
+one. The plans depend only on the states that the runs need. So runs that share packs, and repacks
+that work at the same time, plan the same new packs: a pack is named by its table. Nothing is
+written here.
 
 These packs are rewritten:
 
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal
 
 from holdfast.registry.errors import NotFound, RegistryError
@@ -41,8 +42,10 @@ from holdfast.registry.objects import (
     PackRef,
     PackTable,
 )
+from holdfast.registry.objects.codecs import stored_as
 from holdfast.registry.store import Store, Workers
 from holdfast.registry.upkeep.live import UNREADABLE, is_forgotten, with_way_out
+from holdfast.registry.upkeep.repacking.catalog import Catalog
 from holdfast.registry.upkeep.repacking.chunks import ChunkEncoder
 from holdfast.registry.upkeep.repacking.recoding import Recoding, plan_recoding
 from holdfast.registry.upkeep.repacking.survey import Chunk, Survey, chunk_of, read_runs
@@ -107,7 +110,7 @@ class Target:
 class Part:
     """A chunk of a new pack."""
 
-    rank: float  # its position in the order of the runs' states
+    rank: int  # its position in the order of the runs' states
     entry: PackEntry  # its entry in the new table, with an offset that does not count
     #: The pack and the offset of its bytes; `None` where they have to be encoded.
     source: tuple[PackRef, int] | None
@@ -161,7 +164,7 @@ class RewrittenPack:
 
 @dataclass(frozen=True)
 class RepackPlan:
-    """The plan of a repack."""
+    """The plan of a repack, or of one of its batches."""
 
     rewritten: Mapping[ObjectKey, RewrittenPack]  # the packs to rewrite, by key
     new: tuple[Target, ...]  # the packs to make
@@ -171,12 +174,12 @@ class RepackPlan:
     #: The places of each run that needs a rewritten pack, each with the rewritten packs that it
     #: names: where there are any, it needs a new place.
     places: Mapping[str, Mapping[Place, frozenset[ObjectKey]]]
-    named: frozenset[ObjectKey]  # every pack that a run needs
     #: The targets of bases that recoded deltas need, and of the bases below them.
     locations: Mapping[Digest, tuple[Target, PackEntry]]
-    #: The tables of the packs that a run needs, by offset.
+    #: The tables of the packs of the batch, by offset.
     tables: Mapping[ObjectKey, Mapping[int, PackEntry]]
     bases: Mapping[Chunk, int]  # bytes of each base of deltas that nothing needs any more
+    moved: dict[tuple[str, Place], Place]  # gets new places of states, by run and old place
 
 
 def plan_repack(
@@ -187,29 +190,34 @@ def plan_repack(
     codec: str | None = None,
     keyframe_every: int | None = None,
     workers: Workers | None = None,
-) -> RepackPlan:
-    """Choose the packs to rewrite."""
+) -> Iterator[RepackPlan]:
+    """Choose the packs to rewrite, batch by batch: one is planned when the last is carried out."""
     chosen = None if runs is None else list(runs)
-    survey = _survey(store, chosen, workers)
+    catalog = _catalog(store, chosen, workers or Workers(None, store))
     for name in chosen or ():
-        if name not in survey.packs_of:
-            hint = near(name, survey.packs_of)
+        if name not in catalog.runs:
+            hint = near(name, catalog.runs)
             raise NotFound("no such run", where=f"{store.backend.url}: {name}", hint=hint)
-    within = survey.packs.keys() if chosen is None else survey.needed_by(chosen)
-    recoding = plan_recoding(store, survey, within, codec, keyframe_every)
-    return _Planner(survey, within, min_dead, recoding).plan()
+
+    def plan(survey: Survey) -> RepackPlan:
+        recoding = plan_recoding(store, survey, codec, keyframe_every)
+        return _Planner(survey, min_dead, recoding).plan()
+
+    stored = None if codec is None else stored_as(codec)
+    asked = catalog.runs if chosen is None else chosen
+    for batch in catalog.batches(asked, stored, keyframe_every is not None, SMALL_BYTES, min_dead):
+        # Nothing here refers to a plan or survey that is done with: the next one takes its memory.
+        yield plan(catalog.survey(batch))
 
 
-def _survey(store: Store, chosen: Collection[str] | None, workers: Workers | None) -> Survey:
+def _catalog(store: Store, chosen: Collection[str] | None, workers: Workers) -> Catalog:
     """Find what the runs need, without unreadable ones that are forgotten or not chosen."""
     unreadable: dict[str, RegistryError] = {}
     while True:
         failed: dict[str, RegistryError] = {}
-        survey = Survey(store, failed, workers)
+        catalog = Catalog(store, workers, failed)
         try:
-            survey.read(read_runs(store, unreadable))
-            if survey.archived:
-                raise next(iter(survey.archived.values()))
+            catalog.read(read_runs(store, unreadable))
             break
         except UNREADABLE:
             if not failed:
@@ -221,7 +229,7 @@ def _survey(store: Store, chosen: Collection[str] | None, workers: Workers | Non
     for name, error in unreadable.items():
         if name in chosen if chosen is not None else not is_forgotten(store, forgotten, name):
             raise with_way_out(error, name, "the others are repacked; or name the runs to repack")
-    return survey
+    return catalog
 
 
 class _Planner:
@@ -230,13 +238,12 @@ class _Planner:
     def __init__(
         self,
         survey: Survey,
-        within: Iterable[ObjectKey],
         min_dead: float,
         recoding: Recoding | None = None,
     ) -> None:
         self._survey = survey
         self._recoding = recoding or Recoding()
-        self._ranks: dict[Chunk, float] = {}
+        self._ranks: dict[Chunk, int] = {}
         self._origins: dict[Chunk, tuple[int, ObjectKey, PackEntry]] = {}
         self._bases: dict[Chunk, int] = {}
         self._changed: set[ObjectKey] = set()
@@ -246,7 +253,7 @@ class _Planner:
         self._made_from = self._find_origins()
         self._mostly_dead: list[ObjectKey] = []
         self._small: list[ObjectKey] = []
-        for key in within:
+        for key in (one for one in survey.packs if one in survey.within):
             if key in self._changed:
                 self._mostly_dead.append(key)
                 continue
@@ -281,10 +288,10 @@ class _Planner:
             tuple(new),
             {key: self._moves(key, targets) for key in reasons},
             self._places(reasons),
-            frozenset(self._survey.packs),
             self._locations(targets),
             self._survey.tables,
             self._bases,
+            self._survey.moved,
         )
 
     def _rank_chunks(self) -> None:
@@ -312,7 +319,7 @@ class _Planner:
                 if chunk is None or chunk.base not in by_digest:
                     break
                 base = by_digest[chunk.base]
-                self._ranks[base] = min(self._ranks[base], self._ranks[chunk] + 0.5)
+                self._ranks[base] = min(self._ranks[base], self._ranks[chunk] | 1)
                 chunk = base
 
     def _final(self, entry: PackEntry) -> Chunk | None:
@@ -445,8 +452,12 @@ class _Planner:
     def _places(
         self, rewritten: Mapping[ObjectKey, Reason]
     ) -> dict[str, dict[Place, frozenset[ObjectKey]]]:
+        @cache  # states in a row share one set
+        def going(named: frozenset[ObjectKey]) -> frozenset[ObjectKey]:
+            return named.intersection(rewritten)
+
         touched = {
-            run_id: {place: named.intersection(rewritten) for place, named in places.items()}
+            run_id: {place: going(named) for place, named in places.items()}
             for run_id, places in self._survey.packs_of.items()
         }
         return {run_id: places for run_id, places in touched.items() if any(places.values())}

@@ -157,6 +157,8 @@ class NewPlacement:
 
 #: Place lines in one slot at most, and placements held in memory at once.
 _PLACES_PER_SLOT = 256
+#: Rows of these placements; a state may have more, and then has a slot for itself.
+_ROWS_PER_SLOT = 2**17
 #: Times that sweeps or other writers may make a plan useless.
 PLANS = 5
 
@@ -167,7 +169,7 @@ class _Move:
 
     before: Place
     after: Place
-    packs: frozenset[ObjectKey]
+    packs: frozenset[ObjectKey]  # those that count in the report
     chosen: ChosenKeys
 
 
@@ -196,7 +198,7 @@ class RunRepack(Change):
         self._touched = dict(places)
         self._pending = {place for place, rewritten in places.items() if rewritten}
         self._left = left
-        self.relocated = 0  # number of states that this repack has moved
+        self.relocated: set[Digest] = set()  # states that this repack has moved
         self.lost: set[Digest] = set()  # states of the plan that somebody else moved first
         self.named: set[ObjectKey] = set()  # new and rewritten packs that the run needs in the end
 
@@ -204,7 +206,7 @@ class RunRepack(Change):
         """Move states out of rewritten packs, until none is left or others are faster."""
         # W1: the log exists and is read before its writer observes the epoch.
         self._log.open()
-        slots_left = len(self._pending) // _PLACES_PER_SLOT + PLANS
+        slots_left = len(self._pending) + PLANS
         while waiting := self._waiting(self._log.run):
             if slots_left <= 0:
                 break
@@ -215,7 +217,7 @@ class RunRepack(Change):
         # States that others moved may be in packs that were written here.
         places = [*waiting, *(run.by_manifest[manifest] for manifest in self.lost)]
         for placement in in_batches(self._store.pools.small, self._read, places):
-            self.named |= {pack.key for pack in placement.packs}
+            self.named |= self._counted(placement)
 
     def check(self, run: RunManifest) -> None:
         """Allow it: a repack commits nothing, and a dropped run needs no state."""
@@ -225,17 +227,17 @@ class RunRepack(Change):
         writer = self.writer.objects
         writer.observe()  # before any key is chosen
         places = self._waiting(self._log.run)[:_PLACES_PER_SLOT]
-        placements = list(in_batches(self._store.pools.small, self._read, places))
+        placements = self._some(places)
         planned = [NewPlacement(one, self._plan, self._store.table) for one in placements]
         packs = self._provide(writer, planned)
         moves = []
-        for place, before, new in zip(places, placements, planned, strict=True):
+        for place, before, new in zip(places, placements, planned, strict=False):
             after = new.placement(packs) if new.is_sound else before
             if after == before:
                 # Its chunks were unneeded when the plan was made, or no longer fit the plan.
                 self._touched[place] = frozenset()
                 self._pending.discard(place)
-                self.named |= {pack.key for pack in after.packs}
+                self.named |= self._counted(after)
             else:
                 moves.append((place, before, after))
         put = partial(self._put, writer)
@@ -255,7 +257,8 @@ class RunRepack(Change):
             self.lost.discard(move.before.manifest)
             self._left |= self._touched[move.before]
             self.named |= move.packs
-        self.relocated += len(self._moved)
+            self.relocated.add(move.before.manifest)
+            self._plan.moved[self._log.run_id, move.before] = move.after
 
     def _waiting(self, run: RunManifest) -> list[Place]:
         """Return the places that name rewritten packs."""
@@ -279,6 +282,20 @@ class RunRepack(Change):
                 self.lost.add(place.manifest)
                 self._left -= self._touched[place]
 
+    def _some(self, places: Iterable[Place]) -> list[Placement]:
+        """Return the first placements, not too many rows of them."""
+        found = list[Placement]()
+        for placement in in_batches(self._store.pools.small, self._read, places):
+            found.append(placement)
+            if sum(len(one.rows) for one in found) >= _ROWS_PER_SLOT:
+                break
+        return found
+
+    def _counted(self, placement: Placement) -> frozenset[ObjectKey]:
+        """Return the packs of a placement that this repack made or rewrites."""
+        packs = (pack.key for pack in placement.packs)
+        return frozenset(k for k in packs if k in self._plan.rewritten or k in self._packs.made)
+
     def _read(self, place: Place) -> Placement:
         return self._store.placement(place.placement_key)
 
@@ -299,5 +316,5 @@ class RunRepack(Change):
         # W2a: the manifest and the packs that stay are named by the place that this one replaces.
         covered = {key: [place] for key in placed_keys(place, before)}
         self._touched[moved] = frozenset()
-        packs = frozenset(pack.key for pack in after.packs)
-        return _Move(place, moved, packs, ChosenKeys(placed_keys(moved, after), covered))
+        chosen = ChosenKeys(placed_keys(moved, after), covered)
+        return _Move(place, moved, self._counted(after), chosen)

@@ -4,16 +4,17 @@ A repack plans from this survey, and `holdfast.registry.upkeep.usage` counts by 
 logs, placements and the tables of packs, but neither manifests nor chunks: a placement says where a
 chunk is stored, and the table of its pack how.
 
-`Survey` keeps all of it. `Tally` keeps no chunk: a row says from which holder to which one a chunk
-is needed without a gap, in `holdfast.registry.upkeep.sorted_rows`.
+A row says from which holder to which one a chunk is needed without a gap, in
+`holdfast.registry.upkeep.sorted_rows`: no more chunks are in memory than one holder needs.
+`Tally` adds up such rows; a repack puts them into its `catalog`, which makes a `Survey` of a batch
+of packs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -26,7 +27,7 @@ from holdfast.registry.errors import (
     RegistryError,
     StoreUnavailable,
 )
-from holdfast.registry.history import Epochs, RunLog, list_runs
+from holdfast.registry.history import RunLog, list_runs
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.objects import ObjectKey, PackEntry, PackRef, PackTable, Placement
@@ -46,14 +47,15 @@ from holdfast.registry.values import Digest
 _OFFSET_BITS = 40
 _PACKS = 2**16
 #: Where a chunk is, and from which holder to which one it is needed.
-_LIFE = np.dtype(
+LIFE = np.dtype(
     [
         ("key", "u8", 4),  # the pack's digest
         ("generation", "u8"),
         ("pack_bytes", "u8"),
         ("offset", "u8"),
         ("size", "u8"),
-        ("first", "u4"),
+        ("rank", "u8"),  # the first holder, and the row in its placements
+        ("own", "u4"),  # how often it is named, not counting as the base of a delta
         ("last", "u4"),
     ]
 )
@@ -75,101 +77,35 @@ class Chunk(NamedTuple):
     base: Digest | None  # the base of a delta; `None` of any other chunk
 
 
+@dataclass(slots=True)
 class Survey:
-    """The packs and chunks that runs need."""
+    """The packs of a batch that runs need, and their chunks."""
 
-    def __init__(
-        self,
-        store: Store,
-        failed: dict[str, RegistryError] | None = None,
-        workers: Workers | None = None,
-    ) -> None:
-        self._store = store
-        self._workers = workers or Workers(None, store)
-        self._failed = {} if failed is None else failed
-        #: Every pack that is needed, in the order in which runs and their states name them.
-        self.packs: dict[ObjectKey, PackRef] = {}
-        #: The packs that each state of each run names.
-        self.packs_of: dict[str, dict[Place, frozenset[ObjectKey]]] = {}
-        self.first_run: dict[ObjectKey, str] = {}  # the run that names a pack first
-        #: By pack and offset, the order in which chunks were first named: 0, 1, 2, ...
-        self.ranks: dict[ObjectKey, dict[int, int]] = {}
-        #: By pack and offset, how many states name a chunk as theirs, not as the base of a delta.
-        self.own: dict[ObjectKey, dict[int, int]] = {}
-        #: The tables of the packs, by offset.
-        self.tables: dict[ObjectKey, dict[int, PackEntry]] = {}
-        #: The errors of packs in an archive, whose tables cannot be read.
-        self.archived: dict[ObjectKey, Archived] = {}
-        #: Packs that a sweep condemned and spared: no other run may name them.
-        self.condemned: set[ObjectKey] = set()
-        self._named = 0
-        self._starts: list[tuple[int, str]] = []
+    #: The packs, in the order in which runs and their states name them.
+    packs: dict[ObjectKey, PackRef] = field(default_factory=dict)
+    #: The packs of the batch that each state names, for all states of each run that names any.
+    packs_of: dict[str, dict[Place, frozenset[ObjectKey]]] = field(default_factory=dict)
+    first_run: dict[ObjectKey, str] = field(default_factory=dict)  # the run that names a pack first
+    #: By pack and offset, the order in which chunks were first named: even numbers, of which the
+    #: bits from the 33rd on number the state.
+    ranks: dict[ObjectKey, dict[int, int]] = field(default_factory=dict)
+    #: By pack and offset, how many states name a chunk as theirs, not as the base of a delta.
+    own: dict[ObjectKey, dict[int, int]] = field(default_factory=dict)
+    #: The tables of the packs, by offset.
+    tables: dict[ObjectKey, dict[int, PackEntry]] = field(default_factory=dict)
+    #: Packs that a sweep condemned and spared: no other run may name them.
+    condemned: set[ObjectKey] = field(default_factory=set)
+    within: set[ObjectKey] = field(default_factory=set)  # packs that may be rewritten
+    is_recoded: bool = False  # whether chunks may get another encoding
+    #: Chunks whose encoding stays, because packs outside of the batch depend on them.
+    fixed: set[Digest] = field(default_factory=set)
+    #: Gets the new places of states, by run and old place.
+    moved: dict[tuple[str, Place], Place] = field(default_factory=dict)
+    runs_of: Sequence[str] = ()  # the run of each state, by its number
 
-    def read(self, runs: Iterable[RunManifest]) -> None:
-        """Read the placements and tables of packs that runs need."""
-        logs = map(_held_places, runs)
-        # A fork after its parent: the older run stored the chunks that both of them name.
-        wanted: list[tuple[str, Place]] = []
-        for _, run_id, places in sorted(logs):
-            self.packs_of[run_id] = {}
-            wanted += ((run_id, place) for place in places)
-        self._workers.each(read_placement, wanted, self._take_placement, pool="small")
-        self._workers.each(read_table, self.packs.values(), self._take_table, pool="small")
-        epochs = Epochs(self._store)
-        self.condemned = epochs.condemned(self.packs, epochs.observe())
-
-    def needed_by(self, runs: Iterable[str]) -> set[ObjectKey]:
-        """Return the packs that runs need."""
-        return {key for run in runs for named in self.packs_of[run].values() for key in named}
-
-    def run_of(self, rank: float) -> str:
+    def run_of(self, rank: int) -> str:
         """Return the run that was the first to name the chunk of this rank."""
-        after = bisect_right(self._starts, rank, key=lambda start: start[0])
-        return self._starts[after - 1][1]
-
-    def _take_placement(self, wanted: tuple[str, Place], done: Outcome[Placement]) -> None:
-        run_id, place = wanted
-        if done.error is not None:
-            self._failed[run_id] = done.error
-        if not self.packs_of[run_id]:
-            self._starts.append((self._named, run_id))
-        self.packs_of[run_id][place] = self._note(run_id, done.result())
-
-    def _note(self, run_id: str, placement: Placement) -> frozenset[ObjectKey]:
-        """Note the chunks of a placement, and return its packs."""
-        for pack in placement.packs:
-            self.packs.setdefault(pack.key, pack)
-            self.first_run.setdefault(pack.key, run_id)
-        ranks = [self.ranks.setdefault(pack.key, {}) for pack in placement.packs]
-        own = [self.own.setdefault(pack.key, {}) for pack in placement.packs]
-        # Bases that are not chunks of the state itself come last.
-        bases = len(placement.rows) - len(placement.extra)
-        for number, row in enumerate(placement.rows):
-            if ranks[row.pack].setdefault(row.offset, self._named) == self._named:
-                self._named += 1
-            if number < bases:
-                own[row.pack][row.offset] = own[row.pack].get(row.offset, 0) + 1
-        return frozenset(pack.key for pack in placement.packs)
-
-    def _take_table(self, pack: PackRef, done: Outcome[PackTable]) -> None:
-        """Keep a table by offset; note an error in it for every run that needs the pack."""
-        try:
-            table = {entry.offset: entry for entry in done.result()}
-            if not self.ranks[pack.key].keys() <= table.keys():
-                raise Malformed(
-                    "a placement and its pack name different chunks at one offset",
-                    where=pack.key,
-                    hint="Run `holdfast verify --deep`; nothing was changed.",
-                )
-        except Archived as error:
-            self.archived[pack.key] = error
-            return
-        except RegistryError as error:
-            for run_id, packs_of in self.packs_of.items():
-                if any(pack.key in named for named in packs_of.values()):
-                    self._failed[run_id] = error
-            raise
-        self.tables[pack.key] = table
+        return self.runs_of[rank >> 33]
 
 
 @dataclass(slots=True)
@@ -195,15 +131,15 @@ def blamed(run: str, failed: dict[str, RegistryError]) -> Iterator[None]:
         raise
 
 
-class _Lives:
+class Lives:
     """The chunks of the newest holder, each with the holder from which on all have needed it."""
 
     def __init__(self, out: SortedRows) -> None:
         self._out = out
         self._packs: dict[PackRef, int] = {}
-        self._taken = list[tuple[Rows, Rows]]()
+        self._taken = list[tuple[Rows, Rows, Rows]]()
         self._run = self._holder = -1
-        self._codes, self._sizes, self._first = (np.empty(0, "u8") for _ in range(3))
+        self._codes, self._sizes, self._ranks, self._own = (np.empty(0, "u8") for _ in range(4))
 
     def take(self, run: int, holder: int, placement: Placement) -> None:
         """Take the chunks of a holder, or further ones; holders come in their order."""
@@ -214,28 +150,32 @@ class _Lives:
         pack, offset, stored = (np.asarray(column) for column in placement.rows.columns[:3])
         if len(offset) and int(offset.max()) >> _OFFSET_BITS:
             raise Malformed("a chunk far behind the end of any pack", found=int(offset.max()))
-        self._taken.append((numbers[pack] | offset, stored.astype("u8")))
+        # Bases that are not chunks of the state itself come last.
+        own = np.arange(len(offset)) < len(offset) - len(placement.extra)
+        self._taken.append((numbers[pack] | offset, stored.astype("u8"), own))
 
     def step(self, run: int = -1, holder: int = -1) -> None:
         """Fold in what the newest holder needs, and go on to another one, or to the end."""
         none = np.empty(0, "u8")
-        codes, index = np.unique(
-            np.concatenate([none, *(codes for codes, _ in self._taken)]), return_index=True
-        )
-        sizes = np.concatenate([none, *(sizes for _, sizes in self._taken)])[index]
-        first = np.full(len(codes), max(self._holder, 0), "u8")
+        taken = zip((none, none, none), *self._taken, strict=True)
+        codes, sizes, own = map(np.concatenate, taken)
+        codes, index, group = np.unique(codes, return_index=True, return_inverse=True)
+        own = np.bincount(group, own, len(codes)).astype("u8")
+        sizes, ranks = sizes[index], index.astype("u8") | np.uint64(max(self._holder, 0) << 32)
         at = np.searchsorted(self._codes, codes)
         at[at == len(self._codes)] = 0
         stays = self._codes[at] == codes if len(self._codes) else np.zeros(len(codes), bool)
-        sizes[stays], first[stays] = self._sizes[at[stays]], self._first[at[stays]]
+        sizes[stays], ranks[stays] = self._sizes[at[stays]], self._ranks[at[stays]]
+        own[stays] += self._own[at[stays]]
         gone = np.ones(len(self._codes), bool)
         gone[at[stays]] = False
         self._end(gone, self._holder - 1)
-        self._codes, self._sizes, self._first, self._taken = codes, sizes, first, []
+        self._codes, self._sizes, self._ranks, self._own = codes, sizes, ranks, own
+        self._taken = []
         if run != self._run or len(self._packs) > _PACKS:
             self._end(np.ones(len(codes), bool), self._holder)
             self._packs.clear()
-            self._codes, self._sizes, self._first = none, none, none
+            self._codes = self._sizes = self._ranks = self._own = none
         self._run, self._holder = run, holder
 
     def _end(self, which: Rows, last: int) -> None:
@@ -244,14 +184,15 @@ class _Lives:
             return
         codes, refs = self._codes[which], list(self._packs)
         numbers, index = np.unique(codes >> np.uint64(_OFFSET_BITS), return_inverse=True)
-        packs = np.zeros(len(numbers), _LIFE)
+        packs = np.zeros(len(numbers), LIFE)
         named = [refs[number] for number in numbers.tolist()]
         packs["key"] = [_DIGEST.unpack(pack.key.digest) for pack in named]
         packs["generation"] = [pack.key.generation for pack in named]
         packs["pack_bytes"] = [pack.size_bytes for pack in named]
         rows = packs[index]
         rows["offset"] = codes & np.uint64(2**_OFFSET_BITS - 1)
-        rows["size"], rows["first"], rows["last"] = self._sizes[which], self._first[which], last
+        rows["size"], rows["rank"] = self._sizes[which], self._ranks[which]
+        rows["own"], rows["last"] = self._own[which], last
         self._out.add(rows)
 
 
@@ -263,7 +204,7 @@ class Tally:
     ) -> None:
         self.runs, self.holders, self._failed = runs, holders, failed
         self._run_of = np.array([holder.run for holder in holders], "i8")
-        self._lives, self._needs = SortedRows(_LIFE, "first"), SortedRows(_NEED, "first")
+        self._lives, self._needs = SortedRows(LIFE, "rank"), SortedRows(_NEED, "first")
         #: Bytes by holder: what it needs, and of that what it alone needs; the same by run.
         self.needed, self.own = np.zeros(len(holders) + 1, "i8"), np.zeros(len(holders), "i8")
         self.run_needed, self.run_own = np.zeros(len(runs), "i8"), np.zeros(len(runs), "i8")
@@ -273,7 +214,7 @@ class Tally:
 
     def read(self, workers: Workers) -> None:
         """Read the placements of all holders."""
-        lives = _Lives(self._lives)
+        lives = Lives(self._lives)
 
         def take(need: tuple[int, Place], done: Outcome[Placement]) -> None:
             holder = self.holders[need[0]]
@@ -315,14 +256,7 @@ class Tally:
 
     def resolve(self, workers: Workers, objects: SortedRows) -> None:
         """Find by the tables of packs which chunk is where, and note the packs."""
-        for rows in self._lives:
-            # Every generation of a pack is one of its own.
-            rows = rows[np.lexsort([rows["offset"], rows["generation"], *rows["key"].T[::-1]])]
-            begins = np.flatnonzero(starts(rows, "key", "generation"))
-            units = {
-                _pack_of(rows[start]): rows[start:end]
-                for start, end in zip(begins, [*begins[1:], len(rows)], strict=True)
-            }
+        for units in by_pack(self._lives):
 
             def take(
                 pack: PackRef,
@@ -336,8 +270,8 @@ class Tally:
 
     def _take_table(self, pack: PackRef, rows: Rows, done: Outcome[PackTable]) -> None:
         needs = np.zeros(len(rows), _NEED)
-        for name in ("size", "first", "last"):
-            needs[name] = rows[name]
+        needs["first"] = first_holders(rows)
+        needs["size"], needs["last"] = rows["size"], rows["last"]
         keys: dict[int, tuple[int, ...]] = {}
         try:
             table = done.result()
@@ -355,7 +289,7 @@ class Tally:
             keys = {one: _key_of(f"{pack.key} {one}".encode()) for one in rows["offset"].tolist()}
             needs["kind"] = _ARCHIVED
         except RegistryError as error:
-            for number in set(rows["first"].tolist()):
+            for number in set(first_holders(rows).tolist()):
                 self._failed[self.holders[number].run_id] = error
             raise
         needs["key"] = [keys[offset] for offset in rows["offset"].tolist()]
@@ -389,6 +323,24 @@ class Tally:
             np.add.at(self.own, first[alone], size[alone])
             np.add.at(self.run_own, self._run_of[first[in_one]], size[in_one])
         self.needed = np.cumsum(change)
+
+
+def by_pack(lives: SortedRows) -> Iterator[dict[PackRef, Rows]]:
+    """Yield rows of lives by pack, not too many at a time."""
+    for rows in lives:
+        # Every generation of a pack is one of its own.
+        rows = rows[np.lexsort([rows["offset"], rows["generation"], *rows["key"].T[::-1]])]
+        begins = np.flatnonzero(starts(rows, "key", "generation"))
+        yield {
+            _pack_of(rows[start]): rows[start:end]
+            for start, end in zip(begins, [*begins[1:], len(rows)], strict=True)
+        }
+
+
+def first_holders(rows: Rows) -> Rows:
+    """Return the numbers of the holders that begin lives."""
+    found: Rows = (rows["rank"] >> np.uint64(32)).astype("i8")
+    return found
 
 
 def _key_of(name: bytes) -> tuple[int, ...]:
@@ -431,11 +383,6 @@ def read_runs(store: Store, damaged: dict[str, RegistryError]) -> Iterator[RunMa
     names = [name for name in list_runs(store) if name not in damaged]
     runs = in_batches(store.pools.bulk, read, names)
     return (run for run in runs if run is not None)
-
-
-def _held_places(run: RunManifest) -> tuple[int, str, list[Place]]:
-    places = [place for place in run.places if place.manifest in run.held]
-    return run.created_ms, run.run_id, places
 
 
 def chunk_of(entry: PackEntry) -> Chunk:

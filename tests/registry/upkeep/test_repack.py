@@ -38,6 +38,7 @@ from tests.registry.upkeep.thinning import as_delta, attempt, settled, state, th
 from tests.support.faults import Hooked, Once, flip
 from tests.support.inline import without_threads
 from tests.support.loads import check_states
+from tests.support.repacks import plan_repack
 from tests.support.states import same, save_small, small_state
 from tests.support.stores import contents, new_backend, objects, packs, packs_of, small_grid
 
@@ -871,14 +872,14 @@ def test_reads_bridge_gaps_and_are_bounded(run, reg, backend, open_registry, mon
 
     def reads() -> int:
         calls.clear()
-        plan = repack_plan.plan_repack(reg.handle.store)
+        plan = plan_repack(reg.handle.store)
         store = open_registry(Metered(backend, calls)).handle.store
         for target in plan.new:
             body = repack_packs.make_body(store, target)
             assert len(body) == target.size_bytes
         return sum(call.key.startswith("packs/") for call in calls)
 
-    sources = len(repack_plan.plan_repack(reg.handle.store).rewritten)
+    sources = len(plan_repack(reg.handle.store).rewritten)
     assert reads() == sources
     monkeypatch.setattr(repack_packs, "_GAP_BYTES", -1)
     each = reads()

@@ -30,13 +30,14 @@ from holdfast.registry.objects.placement import (
 )
 from holdfast.registry.store.chunk_cache import ChunkCache
 from holdfast.registry.upkeep.gc import collect
+from holdfast.registry.upkeep.repacking import catalog
 from holdfast.registry.upkeep.repacking import chunks as repack_chunks
 from holdfast.registry.upkeep.repacking import execution as repack
 from holdfast.registry.upkeep.repacking import packs as repack_packs
 from holdfast.registry.upkeep.repacking import repack_plan as repack_plan
 from holdfast.registry.upkeep.repacking.execution import RepackReport
 from holdfast.registry.upkeep.repacking.recoding import plan_recoding
-from holdfast.registry.upkeep.repacking.repack_plan import RepackPlan, Target, plan_repack
+from holdfast.registry.upkeep.repacking.repack_plan import RepackPlan, Target
 from holdfast.registry.upkeep.repacking.runs import NewPlacement
 from holdfast.registry.upkeep.repacking.survey import Survey
 from holdfast.registry.values.digest import Digest, Digests
@@ -45,6 +46,7 @@ from tests.registry.upkeep.thinning import attempt, settled
 from tests.support.faults import Hooked, Once, flip
 from tests.support.inline import without_threads
 from tests.support.loads import check_states
+from tests.support.repacks import plan_repack
 from tests.support.states import same
 from tests.support.stores import codecs_of, contents, new_backend, small_grid
 from tests.support.strategies import examples
@@ -350,7 +352,7 @@ def test_the_chunk_cache_is_left_out_of_it(run, reg, backend, tmp_path):
 
 def test_what_is_encoded_to_other_bytes_than_planned_is_not_written(run, reg, backend, monkeypatch):
     save(run, 1)
-    plan = repack_plan.plan_repack(reg.handle.store, codec=ZSTD)
+    plan = plan_repack(reg.handle.store, codec=ZSTD)
     encode = codecs.encode
     monkeypatch.setattr(codecs, "encode", lambda *all_: encode(*all_)[:-1] + b"?")
     with pytest.raises(Damaged, match="other bytes than a moment ago"):
@@ -411,9 +413,11 @@ def test_a_chain_without_its_middle_is_joined_to_the_nearest_that_is_named(
     settles(backend)
 
 
+@pytest.mark.parametrize("small", [2**24, 0])  # the beginning comes into the batch, in any case
 def test_the_middle_of_a_chain_goes_and_the_end_stands_on_the_beginning(
-    reg, run, backend, open_registry
+    reg, run, backend, open_registry, small, monkeypatch
 ):
+    monkeypatch.setattr(repack_plan, "SMALL_BYTES", small)
     save(run, 1, 2, 3, 4)
     link(reg, "run", {2: 1, 3: 2, 4: 3})
     reg.run("run").pins.tags.set("first", run.checkpoints()[0])
@@ -578,17 +582,18 @@ def test_no_longer_chain_is_followed_than_a_reader_would(links, ends):
         PackEntry(name, 9 * n, 9, 100, ZSTD, base, Digest.of(b"stored"))
         for n, (name, base) in enumerate(zip(names, bases, strict=False))
     ]
-    survey = Survey(None)
+    survey = Survey(is_recoded=True)
     key = ObjectKey("packs", Digest.of(b"pack"), 0)
     survey.packs[key] = PackRef(key, 9999)
+    survey.within.add(key)
     survey.tables[key] = {entry.offset: entry for entry in entries}
     survey.ranks[key] = {entry.offset: rank for rank, entry in enumerate(entries)}
     survey.own[key] = dict.fromkeys(survey.ranks[key], 1)
     if ends:
-        assert plan_recoding(None, survey, survey.packs).replacements == {}
+        assert plan_recoding(None, survey).replacements == {}
         return
     with pytest.raises(Malformed, match="too long"):
-        plan_recoding(None, survey, survey.packs)
+        plan_recoding(None, survey)
 
 
 def test_a_base_that_only_a_later_run_named_comes_to_the_earlier_one(
@@ -832,11 +837,11 @@ def overtaken(backend, at: str, monkeypatch: pytest.MonkeyPatch) -> list[RepackR
         with open_on(backend) as second:
             reports.append(second.repack(compression="lz4"))
 
-    def planned(*args, **options) -> RepackPlan:
+    def planned(*args, **options) -> list[RepackPlan]:
         monkeypatch.undo()
-        plan = plan_repack(*args, **options)
+        plans = list(repack_plan.plan_repack(*args, **options))
         other()
-        return plan
+        return plans
 
     if at == "plan":
         monkeypatch.setattr(repack, "plan_repack", planned)
@@ -969,6 +974,31 @@ def test_a_trainer_that_saves_deltas_goes_on(backend, open_registry, at, collect
     settles(backend)
 
 
+def test_a_base_of_deltas_in_another_batch_stays(mixed, open_registry, monkeypatch):
+    surveys: list[Survey] = []
+    survey = catalog.Catalog.survey
+    monkeypatch.setattr(catalog, "BATCH_CHUNKS", 2)
+    monkeypatch.setattr(
+        catalog.Catalog, "survey", lambda *args: surveys.append(survey(*args)) or surveys[-1]
+    )
+    report = open_registry(mixed).repack()
+    assert (report.bases, report.recoded) == (0, 0)
+    tables = [[e for one in made.tables.values() for e in one.values()] for made in surveys]
+    found = set()
+    for made in surveys:
+        loose = {
+            table[offset].digest
+            for key, table in made.tables.items()
+            for offset in made.ranks[key].keys() - made.own[key].keys()
+        }
+        elsewhere = (one for one, other in zip(tables, surveys, strict=True) if other is not made)
+        needed = loose & {entry.base for entries in elsewhere for entry in entries}
+        assert needed <= made.fixed
+        found |= needed
+    assert found
+    loads(open_registry(mixed))
+
+
 @pytest.mark.parametrize(
     ("base", "sound"), [(b"a", False), (b"b", True), (b"nowhere", False), (None, True)]
 )
@@ -988,10 +1018,10 @@ def test_a_state_that_would_never_end_is_left_alone(base, sound):
         new=(target,),
         moves={going.key: {0: (target, entry)}},
         places={},
-        named=frozenset(),
         locations={b: (Target(PackTable((alone,)), (None,)), alone)},
         tables={going.key: {0: PackEntry(x, 0, 100, 100)}},
         bases={},
+        moved={},
     )
     before = Placement(a, (going, staying), Rows([ChunkRow(0, 0, 100), ChunkRow(1, 0, 50, 1, 0)]))
     new = NewPlacement(before, plan, lambda pack: PackTable((on_x,)))
@@ -1058,9 +1088,7 @@ def test_one_that_broke_off_between_runs_is_finished(run, reg, backend, open_reg
 
 
 def test_planning_takes_no_notice_of_threads(mixed, open_registry):
-    plans = [
-        repack_plan.plan_repack(open_registry(mixed).handle.store, codec=ZSTD) for _ in range(2)
-    ]
+    plans = [plan_repack(open_registry(mixed).handle.store, codec=ZSTD) for _ in range(2)]
     assert plans[0].new
     first, second = ([target.name for target in plan.new] for plan in plans)
     assert first == second

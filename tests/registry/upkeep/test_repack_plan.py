@@ -10,9 +10,9 @@ from holdfast.registry.errors import Damaged, Malformed, MissingObject, NotFound
 from holdfast.registry.objects.pack import PackTable, open_pack
 from holdfast.registry.objects.placement import Rows
 from holdfast.registry.upkeep.repacking import repack_plan as repack_plan
-from holdfast.registry.upkeep.repacking.repack_plan import plan_repack
 from tests.registry.upkeep.thinning import CHANGING, FIXED, state, thin
 from tests.support.faults import flip
+from tests.support.repacks import plan_repack
 from tests.support.states import small_state
 from tests.support.stores import contents, new_backend, packs_of, small_grid
 
@@ -78,8 +78,8 @@ def test_a_dropped_run_needs_nothing(run, reg):
     thin(run, 1, 2, 3)
     run.retention.drop("over", now=True)
     plan = plan_repack(reg.handle.store)
-    assert not plan.named
     assert not plan.rewritten
+    assert not plan.new
 
 
 def test_what_is_held_beside_checkpoints_counts(run, reg, dead_alone):
@@ -87,7 +87,7 @@ def test_what_is_held_beside_checkpoints_counts(run, reg, dead_alone):
         run.pins.artifacts.set(name, state(ord(name)))
     plan = plan_repack(reg.handle.store, min_dead=0.3)
     # The part that both have is stored twice; one of the packs keeps it, the other is rewritten.
-    assert len(plan.named) == 2
+    assert len(plan.tables) == 2
     assert [one.live_bytes for one in plan.rewritten.values()] == [CHANGING]
     assert [target.chunk_bytes for target in plan.new] == [CHANGING]
 
@@ -197,7 +197,7 @@ def test_a_chunk_in_two_encodings_goes_to_two_packs():
 
     chunk, other = Digest.of(b"chunk"), Digest.of(b"other")
     delta = PackEntry(chunk, 0, 10, 100, ZSTD, other, Digest.of(b"stored"))
-    survey = Survey(None)
+    survey = Survey()
     for rank, entry in enumerate([PackEntry(chunk, 0, 100, 100), delta]):
         key = ObjectKey("packs", Digest.of(b"%d" % rank), 0)
         survey.packs[key] = PackRef(key, 500)
@@ -205,7 +205,7 @@ def test_a_chunk_in_two_encodings_goes_to_two_packs():
         survey.ranks[key] = {0: rank}
         survey.tables[key] = {0: entry}
     survey.packs_of["run"] = {}
-    planner = _Planner(survey, survey.packs, 0.25)
+    planner = _Planner(survey, 0.25)
     assert len(list(planner._fill(list(survey.packs)))) == 2
 
 
@@ -312,4 +312,4 @@ def test_planning_writes_nothing(run, reg, backend):
 def test_an_empty_registry_has_nothing_to_do(open_registry):
     plan = plan_repack(open_registry(new_backend()).handle.store)
     assert not plan.rewritten
-    assert not plan.named
+    assert not plan.new

@@ -424,7 +424,7 @@ def test_generations_of_a_pack_are_packs_of_their_own():
     table = PackTable([PackEntry(Digest(bytes(32)), 0, 5, 5)])
     keys = [ObjectKey("packs", Digest(bytes([7]) * 32), generation) for generation in (0, 1)]
     tally = survey.Tally(["run"], [survey.Holder(0, str(key), None) for key in keys], {})
-    lives = survey._Lives(tally._lives)
+    lives = survey.Lives(tally._lives)
     for number, key in enumerate(keys):
         packs = (PackRef(key, 100 + number),)
         lives.take(0, number, Placement(Digest(bytes(32)), packs, Rows([ChunkRow(0, 0, 5)])))
