@@ -178,10 +178,16 @@ class HostFolder:
         self._is_known, self.current = True, made
         return made
 
+    def versions(self) -> list[str]:
+        """Return the folders of the versions that are here."""
+        there = self._root / _VERSIONS
+        found = there.iterdir() if there.is_dir() else ()
+        return [str(one) for one in found if _NAME.fullmatch(one.name)]
+
     def clean(self, kept: Collection[str]) -> None:
         """Remove the other versions."""
-        for one in (self._root / _VERSIONS).iterdir():
-            if _NAME.fullmatch(one.name) and str(one) not in kept:
+        for one in self.versions():
+            if one not in kept:
                 shutil.rmtree(one, ignore_errors=True)
 
     def write_status(self, status: Mapping[str, Any]) -> None:

@@ -121,6 +121,8 @@ class EngineFollower:
         self._is_call = callable(notify) and not isinstance(notify, WeightFolders)
         engines = engines_at(notify, urls, key, requests, answer_s)
         self._folder = HostFolder(self._store, run.id, Path(into))
+        # An engine may still have one of these until it confirms another.
+        self._earlier = set(self._folder.versions())
         self._changed, self._polling = threading.Condition(), threading.RLock()
         self._links = [
             _Link(one, at, self._changed, self._write_status, note)
@@ -241,8 +243,10 @@ class EngineFollower:
                 link.wanted = version
             self._changed.notify_all()
             needed = [one for link in self._links for one in (link.telling, link.kept)]
+            if all(link.kept is not None for link in self._links):
+                self._earlier = set()
         # An engine may be reading a version, or take back the one before if a new one fails.
-        self._folder.clean({one.folder for one in (version, *needed) if one is not None})
+        self._folder.clean(self._earlier | {one.folder for one in (version, *needed) if one})
         self._write_status()
 
     def _report(self) -> None:

@@ -218,6 +218,27 @@ def test_a_dead_engine_holds_nobody_up_and_gets_the_newest_when_it_is_back(
     assert [digest for _, digest in loads(back)] == [hash_at(3)]
 
 
+def test_a_restarted_follower_keeps_what_a_late_engine_may_still_have(
+    run: Run, start: Start, follow: Follow
+) -> None:
+    engine = start("sglang")
+    train(run, 1)
+    follower = follow([engine])
+    follower.poll()
+    first = Path(confirm(follower).folder)
+    stop(engine)
+    train(run, 2)
+    follower.poll()
+    follower.close()
+    again = follow([engine])
+    assert first.is_dir()
+    start("sglang", engine.server_port).log = engine.log
+    confirm(again)
+    train(run, 3)
+    again.poll()
+    assert not first.exists()
+
+
 @pytest.mark.sometimes("an engine was started again")
 def test_an_engine_that_was_started_again_is_told_again(
     run: Run, start: Start, follow: Follow
