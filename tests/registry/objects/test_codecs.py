@@ -360,7 +360,7 @@ def test_planes_are_shorter_than_what_blosc_makes(dtype, share):
 )
 def test_planes_come_back(items, item_bytes, odd, kind):
     fresh = np.random.default_rng(items)
-    raw = {"noise": fresh.bytes, "floats": lambda n: floats(n // 4), "zeros": bytes}[kind](
+    raw = {"noise": fresh.bytes, "floats": lambda n: floats(n // 4 + 1), "zeros": bytes}[kind](
         items * item_bytes
     )
     data = raw + fresh.bytes(odd % item_bytes)
