@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from holdfast.backends.base import ObjectInfo
@@ -88,7 +89,7 @@ class Shelf(MemoryBackend):
 
     def _date(self, key: str) -> None:
         objects = self._store.objects
-        objects[key] = objects[key]._replace(modified_s=self.clock.time())
+        objects[key] = replace(objects[key], modified_s=self.clock.time())
 
     def delete(self, key):
         if key.startswith(KINDS):

@@ -87,20 +87,20 @@ WHERE is_asked AND (is_recoded OR size < ? OR dead > 0 AND dead >= ? * held) ORD
 #: Packs with a chunk of another pack; where encodings change, also those with bases and deltas.
 _NEAR = """
 SELECT id, max(follows), chunks FROM (
-    SELECT b.pack AS id, ?2 AS follows
-    FROM chunks a CROSS JOIN chunks b ON b.digest = a.digest WHERE a.pack = ?1
+    SELECT b.pack AS id, :follows AS follows
+    FROM chunks a CROSS JOIN chunks b ON b.digest = a.digest WHERE a.pack = :pack
     UNION SELECT b.pack, 1 FROM chunks a CROSS JOIN chunks b ON b.digest = a.base
-    WHERE ?2 AND a.pack = ?1 AND b.own IS NOT NULL
+    WHERE :follows AND a.pack = :pack AND b.own IS NOT NULL
     UNION SELECT b.pack, 1 FROM chunks a CROSS JOIN chunks b ON b.base = a.digest
-    WHERE ?2 AND a.pack = ?1 AND a.own = 0 AND b.own IS NOT NULL
-) JOIN packs USING (id) GROUP BY id LIMIT ?3
+    WHERE :follows AND a.pack = :pack AND a.own = 0 AND b.own IS NOT NULL
+) JOIN packs USING (id) GROUP BY id LIMIT :most
 """
 #: Chunks that other packs have too, and bases of deltas there.
 _FIXED = """
 SELECT a.digest, b.pack FROM chunks a CROSS JOIN chunks b ON b.digest = a.digest
-WHERE a.pack = ?1 AND a.own IS NOT NULL AND b.own IS NOT NULL
+WHERE a.pack = :pack AND a.own IS NOT NULL AND b.own IS NOT NULL
 UNION SELECT a.digest, b.pack FROM chunks a CROSS JOIN chunks b ON b.base = a.digest
-WHERE a.pack = ?1 AND a.own = 0 AND b.own IS NOT NULL
+WHERE a.pack = :pack AND a.own = 0 AND b.own IS NOT NULL
 """
 #: The packs that states begin or cease to name, by the number of a state.
 _Changes = Mapping[int, set[ObjectKey]]
@@ -202,7 +202,8 @@ class Catalog:
                     taken[pack] = True
                     batch.append(pack)
                     left -= size
-                    for one in self._db.execute(_NEAR, (pack, follows, BATCH_CHUNKS)):
+                    asked = {"pack": pack, "follows": follows, "most": BATCH_CHUNKS}
+                    for one in self._db.execute(_NEAR, asked):
                         if one[0] not in seen:
                             seen.add(one[0])
                             waiting.append(one)
@@ -226,7 +227,7 @@ class Catalog:
             named = sorted((2 * row[8], row[2], row[9]) for row in rows if row[8] is not None)
             found.ranks[key] = {offset: rank for rank, offset, _ in named}
             found.own[key] = {offset: own for _, offset, own in named if own}
-            fixed = self._db.execute(_FIXED, [pack])
+            fixed = self._db.execute(_FIXED, {"pack": pack})
             found.fixed |= {Digest(one) for one, other in fixed if other not in inside}
             needs = self._db.execute("SELECT first, last FROM needs WHERE pack = ?", [pack])
             for begun, end in needs:
