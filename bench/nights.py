@@ -2,10 +2,11 @@
 
 Real code, each request counted. Small registries of several sizes, upgraded and sealed, live
 through nights: after some of the runs have saved and pruned, garbage is collected, a mirror is
-brought up to date and the structure is verified, each in a process of its own. A plane is fitted to
-requests and processor time: so many for the night, for each run that is there, for each that was
-active, for each commit that there ever was. It says what a night takes in a registry that no test
-machine can build. One night in thirty reads everything; its jobs are called `all`.
+brought up to date and the structure is verified, each in a process of its own. The requests and the
+processor time of a job are split by least squares into four parts: the job itself, each run that is
+there, each that was active, and each commit that there ever was. Together they say what a night
+takes in a registry that no test machine can build. In one night of thirty `gc`
+reads everything, and `verify` reads a thirtieth each night; the jobs with `all` read everything.
 
 States are small here, since bytes are no part of this: `scripts/cost.py` knows what they cost.
 
