@@ -23,6 +23,7 @@ module "policies" {
   kms_key_arn = var.kms_key_arn
   partition   = data.aws_partition.current.partition
   teams       = var.teams
+  tags_packs  = var.tags_packs
 }
 
 resource "aws_s3_bucket" "registry" {

@@ -49,6 +49,12 @@ variable "teams" {
   }
 }
 
+variable "tags_packs" {
+  description = "Whether packs are put with tags: trainers and collectors then may tag packs."
+  type        = bool
+  default     = false
+}
+
 variable "principals" {
   description = "By role (trainer, evaluator, annotator, collector, operator, and trainer-TEAM, annotator-TEAM), ARNs of IAM roles of this account that get its policy."
   type        = map(list(string))

@@ -57,6 +57,11 @@ locals {
     # versioning keeps what was there.
     store = { Sid = "Store", Effect = "Allow", Action = ["s3:PutObject"], Resource = local.objects }
 
+    # S3 asks for this too where a put names tags (`s3_additional_kwargs.Tagging`), which only those of
+    # packs do. `holdfast tier` copies a pack with its tags, and S3 asks whether it may read them.
+    tag      = { Sid = "Tag", Effect = "Allow", Action = ["s3:PutObjectTagging"], Resource = ["${local.files}packs/*"] }
+    see_tags = { Sid = "SeeTags", Effect = "Allow", Action = ["s3:GetObjectTagging"], Resource = ["${local.files}packs/*"] }
+
     # Without condition: a snapshot is a cache and may be written over.
     snapshot = { Sid = "Snapshot", Effect = "Allow", Action = ["s3:PutObject"], Resource = local.snapshots }
 
@@ -91,10 +96,10 @@ locals {
   # Nobody may delete a version, so what a collector deletes and a trainer replaces can be brought back
   # for as long as the bucket keeps noncurrent versions.
   roles = {
-    trainer   = concat(local.write_rights, ["commit", "store", "snapshot", "announce", "sign"])
+    trainer   = concat(local.write_rights, ["commit", "store", "snapshot", "announce", "sign"], var.tags_packs ? ["tag"] : [])
     evaluator = local.read_rights
     annotator = concat(local.write_rights, ["commit", "snapshot", "announce", "sign"])
-    collector = concat(local.write_rights, ["commit", "store", "snapshot", "announce", "sign", "condemn", "collect", "restore", "versioning", "probe"])
+    collector = concat(local.write_rights, ["commit", "store", "snapshot", "announce", "sign", "condemn", "collect", "restore", "versioning", "probe"], var.tags_packs ? ["tag", "see_tags"] : [])
     operator  = concat(local.write_rights, ["init", "probe"])
   }
 

@@ -43,3 +43,9 @@ variable "teams" {
     error_message = "The name of a team is A-Z, a-z, 0-9 and _."
   }
 }
+
+variable "tags_packs" {
+  description = "Whether packs are put with tags: trainers and collectors then may tag packs."
+  type        = bool
+  default     = false
+}

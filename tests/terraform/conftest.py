@@ -69,7 +69,7 @@ def terraform() -> Terraform:
 def apply(terraform: Terraform, tmp_path_factory: pytest.TempPathFactory) -> Apply:
     """Apply the sub-module of policies to variables; without a state and without a network."""
 
-    def applied(**variables: str | list[str]) -> Policies:
+    def applied(**variables: str | bool | list[str]) -> Policies:
         folder = tmp_path_factory.mktemp("policies")
         for file in (ROOT / "terraform" / "policies").glob("*.tf"):
             shutil.copy(file, folder)

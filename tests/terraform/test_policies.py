@@ -8,9 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from tests.terraform.evaluation import Call, allowed
-from tests.terraform.judges import PLACEHOLDER, ROOT, Apply, Document, Policies, Terraform
+from tests.terraform.judges import (
+    PLACEHOLDER,
+    PREFIX,
+    ROOT,
+    Apply,
+    Document,
+    Judge,
+    Policies,
+    Terraform,
+    client,
+)
 
 _ARN = f"arn:aws:s3:::{PLACEHOLDER}"
 _HISTORY = {
@@ -144,6 +155,44 @@ def test_a_team_writes_to_its_own_runs_alone(apply: Apply, policies: Policies) -
             assert not allowed(documents, Call("s3:DeleteObject", arn, absent))
         pack = Call("s3:PutObject", f"{_ARN}/team/packs/aa/b.0", absent)
         assert allowed(documents, pack) == (role == "trainer")
+
+
+def test_packs_with_tags_take_a_right_that_is_off_by_default(
+    apply: Apply, guard_judge: Judge
+) -> None:
+    """And packs alone can be put so, by those who put packs; nobody else gets the right."""
+    off = apply(bucket=PLACEHOLDER, prefix="team", teams=["vision"])
+    on = apply(bucket=PLACEHOLDER, prefix="team", teams=["vision"], tags_packs=True)
+    added = {
+        name: [one for one in document["Statement"] if one not in off.roles[name]["Statement"]]
+        for name, document in on.roles.items()
+    }
+    packs = [f"{_ARN}/team/packs/*"]
+    tag = {
+        "Sid": "Tag",
+        "Effect": "Allow",
+        "Action": ["s3:PutObjectTagging"],
+        "Resource": packs,
+    }
+    see = {**tag, "Sid": "SeeTags", "Action": ["s3:GetObjectTagging"]}
+    expected = {"trainer": [tag], "trainer-vision": [tag], "collector": [tag, see]}
+    assert {name: some for name, some in added.items() if some} == expected
+    assert on.bucket == off.bucket
+    worlds = {may: guard_judge.world(policies) for may, policies in ((False, off), (True, on))}
+    for role, (has_right, key) in itertools.product(
+        ("trainer", "collector", "trainer-vision"),
+        ((False, "packs/aa/b.0"), (True, "packs/aa/b.0"), (True, "manifests/aa/b.0")),
+    ):
+        world = worlds[has_right]
+        named = {"Bucket": world.bucket, "Key": f"{PREFIX}/{key}"}
+        s3 = client(world.roles[role])
+        if has_right and key.startswith("packs/"):
+            s3.put_object(**named, Body=b"x", Tagging="team=vision")
+            assert client(world.owner).get_object_tagging(**named)["TagSet"]
+        else:
+            with pytest.raises(ClientError, match="AccessDenied"):
+                s3.put_object(**named, Body=b"x", Tagging="team=vision")
+            s3.put_object(**named, Body=b"x")
 
 
 def test_without_a_prefix_the_whole_bucket_is_the_registry(apply: Apply) -> None:
