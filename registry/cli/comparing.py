@@ -16,6 +16,7 @@ from holdfast.registry.cli.describe import picked, ref, tensor_json
 from holdfast.registry.cli.opening import reads, workers_at
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part, Sentence
+from holdfast.registry.cli.run_listing import fitting
 from holdfast.registry.comparing import (
     KINDS,
     Branches,
@@ -42,7 +43,6 @@ from holdfast.registry.history import (
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.hub import engines
 from holdfast.registry.loading import Checkpoint, Stored, TensorInfo
-from holdfast.registry.spec import Monitor
 from holdfast.registry.values import abridged
 
 _DIFF = (
@@ -93,6 +93,7 @@ def diff(
     rank: str | None = option(
         "--rank", "METRIC:min|max", "With --runs: rank keys of configurations by it, from six runs."
     ),
+    where: str = options.WHERE,
 ) -> Answer:
     """Compare two checkpoints, or runs; only --values reads data.
 
@@ -104,8 +105,9 @@ def diff(
     if runs:
         if values:
             raise typer.BadParameter("--values compares two checkpoints, not runs")
-        return _runs(opened, refs) if rank is None else _ranked(opened, refs, options.monitor(rank))
-    if len(refs) != 2 or rank:
+        names = fitting(opened, refs, where)
+        return _runs(opened, names) if rank is None else _ranked(opened, names, rank)
+    if len(refs) != 2 or rank or where:
         raise typer.BadParameter("two checkpoints are compared; --runs compares runs")
     old, new = map(opened.checkpoint, refs)
     found = compare(old.handle, new.handle, values=values)
@@ -194,11 +196,13 @@ def _attestation_json(found: Attestation) -> dict[str, Any]:
     }
 
 
-def _runs(opened: Registry, given: list[str]) -> Answer:
-    names = options.matching(given, opened.run_names)
+def _runs(opened: Registry, names: list[str]) -> Answer:
     if len(names) < 2:
         raise InvalidInput(
-            "a run is compared with others", where=", ".join(given), expected="RUN RUN"
+            "a run is compared with others",
+            where="--runs",
+            expected="two runs or more",
+            found=", ".join(names) or "none that fits",
         )
     if len(names) == 2:
         found = opened.diff_runs(*names)
@@ -207,14 +211,16 @@ def _runs(opened: Registry, given: list[str]) -> Answer:
     return answer_of(rows, Table(_SWEEP, rows))
 
 
-def _ranked(opened: Registry, given: list[str], by: Monitor) -> Answer:
-    found = opened.rank_config(by, runs=options.matching(given, opened.run_names))
+def _ranked(opened: Registry, names: list[str], metric: str) -> Answer:
+    by = options.monitor(metric)
+    found = opened.rank_config(by, runs=names)
     rows = [asdict(one) for one in found.keys]
     others = ", ".join(f"{key} ({why})" for key, why in found.unranked.items())
     return Answer(
         lambda: {**picked(by, "metric mode"), **picked(found, "runs unranked"), "keys": rows},
         lambda: [Table(_RANKS, rows, none="no key of the configurations varies"), "", *found.about],
         [f"not ranked: {others}"] if others else (),
+        damaged=found.damaged,
     )
 
 

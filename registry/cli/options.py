@@ -118,6 +118,12 @@ Ref = Annotated[
         autocompletion=completing.REFS,
     ),
 ]
+WHERE = option(
+    "--where",
+    "FILTER",
+    "Only runs that fit, such as 'lr < 1e-3 and status=failed and name~vit'.",
+    default="",
+)
 METRICS = option("--metric", "NAME=NUMBER", "A metric; repeatable.")
 PHASE = option("--phase", "NAME", "Its phase; by default the current phase of the run.")
 MAX_BYTES = option(

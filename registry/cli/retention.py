@@ -25,7 +25,7 @@ from holdfast.registry.history import RetentionPlan, Verdict, has_policies, kept
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.spec import Retention
-from holdfast.registry.upkeep import RunUsage, Usage, measure
+from holdfast.registry.upkeep import RunUsage, Usage, measure, ways_to_free
 from holdfast.registry.values import abridged, near
 
 _PLAN = (
@@ -43,6 +43,13 @@ _SIZES = (
 )
 _RUNS = (Column("run"), *numbers("states", drop=3), *_SIZES)
 _STATES = (Column("state", "ref"), *_SIZES)
+_WAYS = (
+    Column("what"),
+    Column("runs", text=lambda names: abridged(names, ", ", most=3) or "-", folds=True),
+    *numbers("states", drop=1),
+    *numbers("freed=freed_bytes", text=output.size),
+    Column("command"),
+)
 
 
 _BY = ("owner", "project", "run", "phase")
@@ -307,6 +314,7 @@ def du(
     over: str | None = option(
         "--over", "SIZE", "Show only what needs more, such as 2TB; the exit status is then 10."
     ),
+    free: bool = flag("--free", "Show what can be deleted, and by which command."),
     dask: str | None = DASK,
 ) -> Answer:
     """Show how many bytes runs and checkpoints use and would free.
@@ -315,6 +323,10 @@ def du(
     is what gc and repack can free once the run is dropped or the checkpoint is evicted. With --by,
     `needed` has the bytes that several groups need in each of them. Nothing stops a save.
     """
+    if free:
+        if run or by or over:
+            raise typer.BadParameter("--free is about the whole registry, without --by and --over")
+        return _ways(opened, dask)
     if by or over:
         if run:
             raise typer.BadParameter("--by and --over are about the whole registry")
@@ -326,6 +338,18 @@ def du(
     return Answer(
         lambda: _usage_json(usage, chosen),
         lambda: _usage_text(usage, chosen, damaged, by_state=bool(run)),
+        damaged=damaged,
+    )
+
+
+def _ways(opened: Registry, dask: str | None) -> Answer:
+    """Say what can be deleted, and by which command."""
+    with workers_at(dask) as executor:
+        ways, damaged = ways_to_free(opened.handle.store, executor=executor)
+    rows = [picked(one, "what runs states freed_bytes command") for one in ways]
+    return Answer(
+        lambda: rows,
+        lambda: [Table(_WAYS, rows, none="nothing can go but what runs keep")],
         damaged=damaged,
     )
 

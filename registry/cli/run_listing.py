@@ -52,14 +52,13 @@ _BESTS += numbers("value", text=number)
 _BEST = ("_values", "_steps", "")
 #: Form of `summary`; raise it whenever that or `run_json` makes something else.
 FORM = 7
-_WHERE = "Only runs that fit, such as 'lr < 1e-3 and status=failed and name~vit'."
 
 
 @command(reads, table=True)
 def ls(
     opened: Registry,
     *,
-    where: str = option("--where", "FILTER", _WHERE, default=""),
+    where: str = options.WHERE,
     since: str | None = option(
         "--since", "TIME", "Only runs with a save in that time, such as 12h or 7d."
     ),
@@ -93,6 +92,16 @@ def ls(
         notes=listing.notes,
         damaged=listing.damaged,
     )
+
+
+def fitting(opened: Registry, names: list[str], where: str) -> list[str]:
+    """Return the runs of these names and patterns that fit a filter."""
+    found = options.matching(names, opened.run_names)
+    if not where:
+        return found
+    listing = Listing(opened)
+    rows = listing.chosen(listing.summaries(summary, FORM), RunChoice(where))
+    return [name for name in found if name in {one["row"]["run"] for one in rows}]
 
 
 def bests(opened: Registry, pattern: str) -> Answer:

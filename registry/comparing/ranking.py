@@ -9,12 +9,12 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from holdfast.registry.errors import InvalidInput
+from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.spec import Monitor
 from holdfast.registry.tables import config_of
@@ -52,6 +52,7 @@ class Ranking:
     runs: int  # how many have a finite value of it
     keys: tuple[KeyRank, ...]  # the keys that vary, the strongest first
     unranked: Mapping[str, str]  # other keys that vary, each with the reason
+    damaged: Mapping[str, RegistryError] = field(default_factory=dict)  # runs that are not counted
 
     @property
     def about(self) -> tuple[str, ...]:
@@ -66,7 +67,11 @@ class Ranking:
         )
 
 
-def rank_config(runs: Sequence[RunManifest], monitor: Monitor | None = None) -> Ranking:
+def rank_config(
+    runs: Sequence[RunManifest],
+    monitor: Monitor | None = None,
+    damaged: Mapping[str, RegistryError] | None = None,
+) -> Ranking:
     """Rank the keys of the configurations of some runs, by default by the usual monitor."""
     usual = Counter(one for run in runs for one in run.monitors[:1]).most_common(1)
     if monitor is None and not usual:
@@ -96,7 +101,7 @@ def rank_config(runs: Sequence[RunManifest], monitor: Monitor | None = None) -> 
             else:
                 ranked[pattern] = one
     keys = sorted(ranked.values(), key=lambda one: (-one.strength, one.chance))
-    return Ranking(by, len(known), tuple(keys), unranked)
+    return Ranking(by, len(known), tuple(keys), unranked, damaged or {})
 
 
 def _numbers(column: Sequence[Any]) -> Any:

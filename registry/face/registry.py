@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from holdfast.backends.escape import quoted
-from holdfast.registry.errors import Hint, InvalidInput
+from holdfast.registry.errors import Hint, IntegrityError, InvalidInput, RegistryError
 from holdfast.registry.face.options import NewRun, RepackOptions, VerifyOptions, shows_options
 from holdfast.registry.face.registry_handle import RegistryHandle
 from holdfast.registry.store import DAY_S, Store
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from holdfast.registry.face.metrics import Export
     from holdfast.registry.face.run import Run
     from holdfast.registry.history import RunLog
+    from holdfast.registry.history.replay import RunManifest
     from holdfast.registry.loading import Checkpoint, Stored
     from holdfast.registry.plots import Axis
     from holdfast.registry.saving.collective import Group
@@ -313,7 +314,8 @@ class Registry:
         """Rank the keys of configurations by how strongly they go with a metric over several runs.
 
         Each run counts once, with its best value; what a fork inherited does not count. Nothing of
-        it says that a key is the cause: see docs/cli/look.md.
+        it says that a key is the cause: see docs/cli/look.md. Damaged runs are passed over, and are
+        in `damaged` of what it returns.
 
         Args:
             monitor: The metric; by default the one that decides the best in most of the runs.
@@ -322,13 +324,21 @@ class Registry:
         Raises:
             InvalidInput: Fewer than six runs have a finite value.
             NotFound: There is no such run.
-            IntegrityError: A log is damaged.
         """
         from holdfast.registry.comparing import rank_config
 
         names = dict.fromkeys(self.run_names() if runs is None else map(str, runs))
-        logs = self._handle.store.pools.bulk.map(self._handle.open_log, names)
-        return rank_config([log.run for log in logs], monitor)
+        damaged: dict[str, RegistryError] = {}
+
+        def read(name: str) -> RunManifest | None:
+            try:
+                return self._handle.open_log(name).run
+            except IntegrityError as error:
+                damaged[name] = error
+                return None
+
+        found = self._handle.store.pools.bulk.map(read, names)
+        return rank_config([run for run in found if run is not None], monitor, damaged)
 
     def diff(
         self, before: Checkpoint | str, after: Checkpoint | str, *, values: bool = False

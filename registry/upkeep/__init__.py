@@ -14,7 +14,8 @@
   taken back.
 - `repacking`: packs rewritten without the bytes that nobody needs.
 - `checkup`: whether a registry can be used at all, for `holdfast doctor`.
-- `usage`: `measure` counts the bytes of runs and checkpoints.
+- `usage`: `measure` counts the bytes of runs and checkpoints; `freeing` says by which command
+  they can be freed.
 - `tiering`: `tier` moves packs to another storage class, and asks for archived ones.
 
 `gc` is proven (docs/collection-proof.md): its order of steps does not change without the proof.
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from holdfast.registry.upkeep.findings import Finding as Finding
     from holdfast.registry.upkeep.findings import VerifyReport as VerifyReport
     from holdfast.registry.upkeep.findings import Vouched as Vouched
+    from holdfast.registry.upkeep.freeing import Freeing as Freeing
+    from holdfast.registry.upkeep.freeing import ways_to_free as ways_to_free
     from holdfast.registry.upkeep.gc import collect as collect
     from holdfast.registry.upkeep.gc_report import GcReport as GcReport
     from holdfast.registry.upkeep.gc_report import Tally as Tally

@@ -17,7 +17,7 @@ from holdfast.registry.store import DAY_S
 from holdfast.registry.ui.charts import Chart, figure, moment, table
 from holdfast.registry.ui.pages.view import Asked, Shown, Trouble, View, tried, trouble_of
 from holdfast.registry.ui.source import Source
-from holdfast.registry.upkeep import GcReport, RunUsage, Usage
+from holdfast.registry.upkeep import Freeing, GcReport, RunUsage, Usage, ways_to_free
 from holdfast.registry.values import Digest, size
 
 #: Maximum number of objects of each kind to list: ten requests on S3.
@@ -356,6 +356,7 @@ class StoragePage:
     counted: Counted | None  # the bytes by run, if the URL asks
     parts: Chart | None  # all bytes as one bar
     runs: Chart | None  # a bar for each of the largest runs
+    free: Sequence[Freeing] | None  # the ways to free bytes, if the URL asks
     gc: GcReport | None  # a dry collection, if the URL asks
     prune: PrunePlan | None  # the plan of a prune, if the URL asks
     #: Bytes that only the checkpoints to evict need, if bytes were counted too.
@@ -365,11 +366,15 @@ class StoragePage:
 def _ask(source: Source, asked: Asked) -> Shown:
     troubles: list[Trouble] = []
     view = storage_view(source)
-    counted = gc = prune = None
+    counted = free = gc = prune = None
     if asked.text("bytes"):
         counted = tried(lambda: count_bytes(source), troubles)
         if counted is not None:
             troubles += map(trouble_of, counted.usage.damaged.values())
+    if asked.text("free"):
+        ways = tried(lambda: ways_to_free(source.registry.handle.store), troubles)
+        free, damaged = ways or (None, {})
+        troubles += map(trouble_of, damaged.values())
     if asked.text("gc"):
         grace_s = DAY_S * asked.number("grace", 1, most=36_500)
         gc = tried(lambda: plan_gc(source, grace_s=grace_s), troubles)
@@ -383,6 +388,7 @@ def _ask(source: Source, asked: Asked) -> Shown:
         counted,
         None if counted is None else parts_chart(counted.usage),
         runs_chart(counted.runs) if counted is not None and counted.runs else None,
+        free,
         gc,
         prune,
         _freed(counted, prune),

@@ -434,9 +434,14 @@ def test_which_keys_of_a_sweep_go_with_a_metric(call: Call, call_json: CallJson,
     assert words(first).startswith("lr 100.0% 0.1% +1.00 ")
     assert "Nothing tells lr, rate apart: they differ only together." in said
     assert done.stderr == "not ranked: id (almost every run has another value)\n"
+    fits = ("diff", "--runs", "sweep-*", "--where", "lr >= 2", "--rank", "acc:max")
+    assert call_json(*fits)["runs"] == 6
     few = call("diff", "--runs", "sweep-[0-4]", "--rank", "acc:max", status=3).stderr
     assert "too few runs" in few
     assert "found 5" in few
+    for slot in (Path(url) / "runs/sweep-3/log").iterdir():
+        slot.write_bytes(b"{")
+    assert call_json("diff", "--runs", "sweep-*", "--rank", "acc:max", status=6)["runs"] == 7
     assert "METRIC:min or METRIC:max" in call("diff", "--runs", "*", "--rank", "a", status=2).stderr
     assert "--runs compares runs" in call("diff", "demo", "demo", "--rank", "a", status=2).stderr
 

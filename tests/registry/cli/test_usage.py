@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 import holdfast
+from holdfast import Retention, RunSpec
 from tests.registry.cli.calling import Call, CallJson
 
 SUMS = {
@@ -79,3 +82,55 @@ def test_old_snapshots_are_told(call: Call, url: str) -> None:
 
 def test_no_such_run(call: Call) -> None:
     assert "Did you mean 'demo'?" in call("du", "dem", status=4).stderr
+
+
+def test_what_can_be_deleted_and_by_which_command(
+    call: Call, call_json: CallJson, url: str
+) -> None:
+    def save(run: holdfast.Run, steps: int) -> None:
+        for step in range(1, steps + 1):
+            state = {"w": np.random.default_rng([step, *run.id.encode()]).random(1000)}
+            run.save(state, step=step)
+
+    with holdfast.open(url) as reg:
+        save(reg.create_run("old"), 4)
+        save(reg.create_run("strict", preset=RunSpec(retention=Retention(last=2))), 2)
+        for name in ("gone", "bad", "pinned"):
+            save(reg.create_run(name), 2)
+        reg.run("pinned").pins.tags.set("keep", reg.run("pinned").latest())
+        for name in ("bad", "pinned"):
+            reg.run(name).status = "failed"
+    call("run", "rm", "gone", "--reason", "over", "--yes")
+    ways = {one["what"]: one for one in call_json("du", "--free")}
+    sizes = {one["run"]: one for one in call_json("du")["runs"]}
+    older = ways.pop("older checkpoints of runs without a policy")
+    assert older["command"] == "holdfast prune RUN --last 1"
+    assert older["runs"] == ["old", "pinned"]  # of `demo` one is the newest, one the best
+    assert older["states"] == 4
+    states = {one["ref"]: one["own_bytes"] for run in sizes.values() for one in run["states"]}
+    going = [f"old/main/step{step:08}" for step in (1, 2, 3)]
+    going += ["pinned/main/step00000001"]
+    assert older["freed_bytes"] == sum(states[ref] for ref in going)
+    told = {one["command"]: (one["runs"], one["freed_bytes"]) for one in ways.values()}
+    assert told == {
+        "holdfast gc": (["gone"], sizes["gone"]["own_bytes"]),
+        "holdfast run rm RUN --reason TEXT": (["bad"], sizes["bad"]["own_bytes"]),
+    }
+    call("prune", "old", "--last", "1")
+    last = call("du", "--free").stdout.splitlines()
+    assert last[0].split() == ["what", "runs", "states", "freed", "command"]
+    (dead,) = (line for line in last if line.startswith("objects that nothing needs"))
+    assert dead.endswith("holdfast gc")
+    assert "whole registry" in call("du", "demo", "--free", status=2).stderr
+
+
+def test_what_a_policy_would_evict_can_be_deleted(call_json: CallJson, url: str) -> None:
+    with holdfast.open(url) as reg:
+        run = reg.create_run("strict", preset=RunSpec(retention=Retention(last=1)))
+        first = run.save({"w": np.arange(1000.0)}, step=1)
+        run.pins.tags.set("keep", first)
+        run.save({"w": np.arange(1000.0) + 1}, step=2)
+        run.pins.tags.remove("keep")
+    (way,) = (one for one in call_json("du", "--free") if one["command"] == "holdfast prune '*'")
+    assert (way["runs"], way["states"]) == (["strict"], 1)
+    assert way["freed_bytes"] > 1000

@@ -216,6 +216,9 @@ def test_what_a_prune_by_the_own_policy_would_free(reg: Registry, source: Source
     text = shown(source, "/storage?prune=plain&last=1&bytes=1&gc=1&grace=0")
     assert "2 checkpoints would go, 1 stay" in text
     assert "KiB on the store would be freed by gc and repack" in text
+    free = shown(source, "/storage?free=1").partition("What can be deleted")[2]
+    assert "older checkpoints of runs without a policy plain 2 " in free
+    assert "holdfast prune RUN --last 1" in free
     unplanned = shown(source, "/storage?prune=plain")
     assert "keeps everything" in unplanned
     assert "No plan : the reason is at the top of this page" in unplanned

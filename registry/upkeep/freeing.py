@@ -1,0 +1,88 @@
+"""Say in which ways bytes of a registry can be freed, and by which commands."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from holdfast.registry.errors import RegistryError
+from holdfast.registry.history import has_policies, kept_ref, plan_retention
+from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.spec import Retention
+from holdfast.registry.store import Store
+from holdfast.registry.upkeep.usage import measure
+
+#: Each way with its command, in the order in which states are counted.
+WAYS = {
+    "dropped runs, once they cannot come back": "holdfast gc",
+    "failed runs, without gates, tags, releases": "holdfast run rm RUN --reason TEXT",
+    "checkpoints that policies evict": "holdfast prune '*'",
+    "older checkpoints of runs without a policy": "holdfast prune RUN --last 1",
+    "objects that nothing needs": "holdfast gc",
+    "chunks in needed packs that nothing needs": "holdfast repack",
+}
+_DROPPED, _FAILED, _EVICTED, _OLDER, _OBJECTS, _CHUNKS = WAYS
+_NEWEST = Retention(last=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Freeing:
+    """A way to free bytes."""
+
+    what: str  # what goes
+    runs: tuple[str, ...]  # the runs that have it, by name; empty where it belongs to none
+    states: int  # the checkpoints and other states that go
+    freed_bytes: int  # bytes that nothing else needs
+    command: str
+
+
+def ways_to_free(
+    store: Store, *, executor: Executor | None = None
+) -> tuple[list[Freeing], Mapping[str, RegistryError]]:
+    """Return each way with what it frees by itself, and the runs that could not be read.
+
+    A state counts in the first way that takes it. Thinning is not counted. Where no policy says it,
+    the newest and the best checkpoints stay, and whatever a pin or a hold keeps. Reads what
+    `measure` reads.
+    """
+    now_ms = int(time.time() * 1000)
+    runs: dict[str, dict[str, None]] = {way: {} for way in WAYS}
+    last, way, going = "", "", frozenset[str]()
+
+    def way_of(run: RunManifest, _: str, ref: str) -> str:
+        nonlocal last, way, going
+        if run.run_id != last:  # states come run by run
+            last, (way, going) = run.run_id, _plan(run, now_ms)
+        if ref not in going and way not in {_DROPPED, _FAILED}:
+            return ""
+        runs[way][last] = None
+        return way
+
+    usage = measure(store, executor=executor, by=way_of)
+    of = {one.run: one for one in usage.runs}
+    whole = {_OBJECTS: usage.unneeded_bytes, _CHUNKS: usage.dead_bytes}
+    found = [
+        Freeing(
+            way,
+            tuple(runs[way]),
+            len(of[way].states) if way in of else 0,
+            of[way].own_bytes if way in of else whole.get(way, 0),
+            command,
+        )
+        for way, command in WAYS.items()
+    ]
+    return [one for one in found if one.states or one.freed_bytes], usage.damaged
+
+
+def _plan(run: RunManifest, now_ms: int) -> tuple[str, frozenset[str]]:
+    """Return the way that takes states of a run, and the refs of these where it is not the run."""
+    if run.dropped is not None:
+        return _DROPPED, frozenset()
+    if run.status == "failed" and not run.pins and not run.holds:
+        return _FAILED, frozenset()
+    has_own = has_policies(run.spec)
+    plan = plan_retention(run, now_ms, None if has_own else _NEWEST)
+    going = frozenset(f"{run.run_id}/{kept_ref(one.checkpoint)}" for one in plan.evicted)
+    return _EVICTED if has_own else _OLDER, going
