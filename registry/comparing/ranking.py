@@ -28,31 +28,50 @@ _VALUES, _RANGES = 8, 4
 
 @dataclass(frozen=True, slots=True)
 class KeyRank:
-    """How a key of the configurations goes with a metric."""
+    """How a key of the configurations goes with a metric.
 
-    key: str  # its name, as in a filter: `optimizer.lr`
-    runs: int  # how many have it; of a text all, since its absence counts as a value
-    #: From 0 to 1: the share of the variance of the metric's ranks between the groups of runs with
-    #: one value or range (eta squared), or the correlation squared, if that is more; adjusted for
-    #: the numbers of runs and groups.
+    Attributes:
+        key: Its name, as in a filter: `optimizer.lr`.
+        runs: How many have it; of a text all, since its absence counts as a value.
+        strength: From 0 to 1: the share of the variance of the metric's ranks between the groups of
+            runs with one value or range (eta squared), or the correlation squared, if that is more;
+            adjusted for the numbers of runs and groups.
+        correlation: Spearman's rank correlation, from -1 to 1; `None` for texts.
+        chance: The share of 1,000 random shuffles of the metric that are at least as strong.
+        best: The value or range with the best mean; one of a single run only where all are.
+        best_mean: The mean of the metric there.
+        best_runs: How many runs have it.
+        confounded: Keys that differ only together with it.
+    """
+
+    key: str
+    runs: int
     strength: float
-    correlation: float | None  # Spearman's rank correlation, from -1 to 1; `None` for texts
-    chance: float  # the share of 1,000 random shuffles of the metric that are at least as strong
-    best: str  # the value or range with the best mean; one of a single run only where all are
-    best_mean: float  # the mean of the metric there
-    best_runs: int  # how many runs have it
-    confounded: tuple[str, ...] = ()  # keys that differ only together with it
+    correlation: float | None
+    chance: float
+    best: str
+    best_mean: float
+    best_runs: int
+    confounded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Keys of configurations, ranked by how strongly they go with a metric."""
+    """Keys of configurations, ranked by how strongly they go with a metric.
 
-    monitor: Monitor  # the metric, and whether its lowest or highest value is the best
-    runs: int  # how many have a finite value of it
-    keys: tuple[KeyRank, ...]  # the keys that vary, the strongest first
-    unranked: Mapping[str, str]  # other keys that vary, each with the reason
-    damaged: Mapping[str, RegistryError] = field(default_factory=dict)  # runs that are not counted
+    Attributes:
+        monitor: The metric, and whether its lowest or highest value is the best.
+        runs: How many have a finite value of it.
+        keys: The keys that vary, the strongest first.
+        unranked: Other keys that vary, each with the reason.
+        damaged: Runs that could not be read, each with its error.
+    """
+
+    monitor: Monitor
+    runs: int
+    keys: tuple[KeyRank, ...]
+    unranked: Mapping[str, str]
+    damaged: Mapping[str, RegistryError] = field(default_factory=dict)
 
     @property
     def about(self) -> tuple[str, ...]:
