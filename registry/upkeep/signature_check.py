@@ -80,8 +80,7 @@ class SignatureCheck:
             if last is not None:
                 message = f"the run is gone; {self._name(last)} has signed commit {last.n} of it"
                 yield Finding("signature", run_id, message, (run_id,), _GONE)
-        for _, history in sorted(self._histories.items()):
-            findings, vouched = self._check_run(history)
+        for history, findings, vouched in self._check_runs():
             yield from findings
             self.vouched += vouched
             most = max((one.commits for one in vouched), default=0)
@@ -95,22 +94,25 @@ class SignatureCheck:
         advice = f"If they are right: `holdfast sign {history.run_id} --key KEY`."
         return Finding("signature", history.run_id, message, (history.run_id,), advice)
 
-    def _check_run(self, history: History) -> tuple[list[Finding], list[Vouched]]:
-        found = self._read_run(history)
-        if max((one.commits for one in found[1]), default=0) < history.commits - 1:
-            return found
-        if any(one.commits == history.commits for one in found[1]):
-            return found
-        # Only the newest commit has none: perhaps its author was just about to sign it.
-        time.sleep(_SETTLES_S)
-        newer = [self._note(key) for key in signatures_of(self._store, history.run_id)]
-        if not any(newer):
-            return found
-        wanted = self.commits_of(history.run_id) | {history.commits}
-        later = read_history(self._store, Asked(history.run_id, commits=wanted))
-        if history.head is None or later.links.get(history.commits) != history.head.head:
-            return found
-        return self._read_run(later, history.commits)
+    def _check_runs(self) -> Iterator[tuple[History, list[Finding], list[Vouched]]]:
+        """Yield each run with what is wrong with its signatures, and who vouches for it."""
+        found = {run_id: self._read_run(one) for run_id, one in self._histories.items()}
+        late = {
+            run_id
+            for run_id, (_, vouched) in found.items()
+            if max((one.commits for one in vouched), default=0) + 1
+            == self._histories[run_id].commits
+        }
+        if late:  # only newest commits have none: perhaps their authors were just about to sign
+            time.sleep(_SETTLES_S)
+            late &= {key.run_id for key in signatures_of(self._store) if self._note(key)}
+        for run_id, history in sorted(self._histories.items()):
+            if run_id in late:
+                wanted = self.commits_of(run_id) | {history.commits}
+                later = read_history(self._store, Asked(run_id, commits=wanted))
+                if history.head and later.links.get(history.commits) == history.head.head:
+                    found[run_id] = self._read_run(later, history.commits)
+            yield history, *found[run_id]
 
     def _read_run(
         self, history: History, least: int | None = None

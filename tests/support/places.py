@@ -200,8 +200,8 @@ CARE = {
     ),
     "a signature comes while its commit is checked": Place(
         "registry.upkeep.signature_check",
-        "SignatureCheck._check_run",
-        "return self._read_run(later",
+        "SignatureCheck._check_runs",
+        "= self._read_run(later",
     ),
     "a version is gone while a follower fetches it": Place(
         "registry.hub.engines.following", "EngineFollower._poll", "continue"

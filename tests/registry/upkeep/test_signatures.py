@@ -291,6 +291,27 @@ def test_a_commit_whose_signature_is_on_its_way_is_no_finding(backend, key, trus
         assert said(reg, trusted) == ([], [("run", "ana", 2)])
 
 
+def test_signatures_that_may_be_on_their_way_are_awaited_once_for_all_runs(
+    backend, key, trusted, monkeypatch
+):
+    with signing(backend, key) as reg:
+        for run in ("a", "b", "c"):
+            reg.create_run(run, seed=1)
+        late = signed(backend)
+        held = backend.get(late[1])
+        for name in late:
+            backend.delete(name)
+        waits = []
+
+        def meanwhile(seconds: float) -> None:
+            waits.append(seconds)
+            backend.put(late[1], held)
+
+        monkeypatch.setattr(signature_check.time, "sleep", meanwhile)
+        assert said(reg, trusted) == ([unsigned(0, 0, "a"), unsigned(0, 0, "c")], [("b", "ana", 1)])
+        assert len(waits) == 1
+
+
 def test_signatures_go_to_a_mirror_with_the_commits_and_nobody_signs_for_others(
     reg, run, backend, key, trusted, caplog, tmp_path
 ):
