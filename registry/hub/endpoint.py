@@ -130,7 +130,7 @@ class Endpoint:
             )
             if answer is not None:
                 status, reason = answer.status, answer.reason
-                await _send(answer, counted)
+                await _send(answer, counted, is_last=caller is None)
         except _Broken as error:
             reason = f"broken off: {error}"
             self._figures.add("hub_broken_answers_total")
@@ -312,8 +312,10 @@ async def _paths(headers: Mapping[str, str], receive: Receive) -> list[str]:
     return [one for one in ([found] if isinstance(found, str) else found) if isinstance(one, str)]
 
 
-async def _send(answer: _Answer, send: Send) -> None:
+async def _send(answer: _Answer, send: Send, *, is_last: bool) -> None:
     about = {"content-length": str(len(answer.body)), **answer.headers}
+    if is_last:  # a stranger gets one answer on a connection
+        about["connection"] = "close"
     await send(_start(answer.status, about))
     await send({"type": "http.response.body", "body": answer.body})
 

@@ -299,7 +299,10 @@ class Guard(BaseHTTPMiddleware):
 
     async def dispatch(self, request: Request, call_next: Next) -> Response:
         """Answer a request, or refuse it."""
-        response = self._refusal(request) or await call_next(request)
+        refusal = self._refusal(request)
+        response = refusal or await call_next(request)
+        if refusal is not None:  # a stranger gets one answer on a connection
+            response.headers["Connection"] = "close"
         for name, value in self._headers.items():
             response.headers.setdefault(name, value)
         if not request.url.path.startswith("/static/"):

@@ -20,6 +20,9 @@ _LAST_ANSWERS_S = 2
 _REQUEST_WITHIN_S = 10.0
 #: Maximum number of connections. A new one replaces the one that waits longest for a request.
 _CONNECTIONS = 128
+#: Connections that are accepted before any of them is read, at most: few enough that the oldest of
+#: them is not replaced before its request could be seen.
+_ACCEPTED_AT_ONCE = 32
 
 
 class Listener:
@@ -38,7 +41,7 @@ class Listener:
 
     def serve(self, app: ASGIApp, *, log_level: str = "warning") -> None:
         """Answer requests until SIGINT or SIGTERM comes, or `stop` is called."""
-        self._server = uvicorn.Server(
+        self._server = _Server(
             uvicorn.Config(
                 app,
                 log_level=log_level,
@@ -46,6 +49,7 @@ class Listener:
                 lifespan="off",
                 http=Connection,
                 ws="none",
+                backlog=_ACCEPTED_AT_ONCE,
                 proxy_headers=False,
                 timeout_graceful_shutdown=_LAST_ANSWERS_S,
             )
@@ -63,6 +67,14 @@ class Listener:
             self._server.should_exit = True
 
 
+class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, with a longer queue of the system than what is accepted at once."""
+        await super().startup(sockets)
+        for one in sockets or ():
+            one.listen(_CONNECTIONS)
+
+
 class Connection(H11Protocol):
     """A connection with a time limit, since other users of the machine can open any number."""
 
@@ -72,10 +84,11 @@ class Connection(H11Protocol):
         """Start the time for the first request; abort a connection if there are too many."""
         super().connection_made(transport)
         self._set_deadline()
-        if len(self.connections) > _CONNECTIONS:
+        still = [one for one in self.connections if not one.transport.is_closing()]
+        if len(still) > _CONNECTIONS:
             waiting = [
                 (one._deadline.when(), id(one), one)
-                for one in self.connections
+                for one in still
                 if isinstance(one, Connection) and one._deadline is not None
             ]
             min(waiting)[2].transport.abort()
@@ -105,7 +118,7 @@ def _bound(host: str, port: int) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))
-        found.listen(128)
+        found.listen(_CONNECTIONS)
     except OSError as error:
         found.close()
         raise InvalidInput(

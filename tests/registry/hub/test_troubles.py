@@ -22,9 +22,11 @@ from holdfast.backends import Backend
 from holdfast.backends.errors import StoreUnavailable
 from holdfast.backends.opening import open_backend
 from holdfast.registry.hub import endpoint
+from holdfast.registry.hub.access import Access
 from holdfast.registry.store.store import create_config
 from tests.registry.hub.conftest import Site, on_a_weary_s3, served
 from tests.registry.hub.test_answers import sha_of
+from tests.support.crowd import crowd
 from tests.support.faults import Hooked, flip
 from tests.support.stores import new_backend, opened, small_grid
 
@@ -247,3 +249,14 @@ def test_a_killed_endpoint_gives_a_beginning_and_another_one_the_rest(
         got += connection.getresponse().read()
         connection.close()
     assert got == whole
+
+
+def test_a_crowd_of_strangers_locks_no_reader_out(backend: Backend) -> None:
+    """Each stranger gets one answer, to the first of its many requests."""
+    access, token = Access.generated()
+    with served(backend, access=access) as site:
+        for path in ("/metrics", "/r/resolve/main/card.md"):
+            assert site.ask(path).headers["connection"] == "close"
+        with crowd(site.port, "GET /healthz"):
+            answer = site.ask("/api/models/r", Authorization=f"Bearer {token}")
+            assert (answer.status, answer.headers["connection"]) == (200, None)

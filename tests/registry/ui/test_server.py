@@ -21,6 +21,7 @@ from holdfast.registry.cli.ui import until_interrupted
 from holdfast.registry.ui import serving
 from tests.registry.ui.conftest import Site, served
 from tests.registry.ui.kinds import make
+from tests.support.crowd import crowd
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -207,6 +208,14 @@ def test_ui_serves_until_it_is_interrupted_whoever_connects(tmp_path: Path) -> N
             assert "stopped" in process.stdout.read()
         finally:
             process.kill()
+
+
+def test_a_crowd_of_strangers_locks_no_browser_out(ordinary: Site, cookie: str) -> None:
+    """Each stranger gets one answer, to the first of its many requests."""
+    place = urlsplit(ordinary.base)
+    with crowd(place.port or 0, "GET /"):
+        assert ask(ordinary, "/static/style.css", Cookie=cookie)[0].status == 200
+    assert ask(ordinary, "/", Host="elsewhere")[0].headers["connection"] == "close"
 
 
 def test_an_interrupt_that_python_swallows_stops_the_server() -> None:
