@@ -201,7 +201,7 @@ CARE = {
     "a signature comes while its commit is checked": Place(
         "registry.upkeep.signature_check",
         "SignatureCheck._check_runs",
-        "= self._read_run(later",
+        "found[run_id] = self._read_run(later",
     ),
     "a version is gone while a follower fetches it": Place(
         "registry.hub.engines.following", "EngineFollower._poll", "continue"
