@@ -30,6 +30,8 @@ from holdfast.registry.values import Digest
 
 #: The tensors that engines keep as one, by the part of its name that says so.
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+#: The output layer of a model, which an engine does not have if it is tied to the embedding.
+_TIED = "lm_head.weight"
 _EMPTY = hashlib.sha256().hexdigest()
 _KINDS = ("equal", "unchanged", "changed", "changed or other form", "other form", "missing")
 _Weights = Mapping[str, tuple[TensorEntry, Chunks]]
@@ -80,10 +82,11 @@ def _baseline(path: Path, id_: str, told: str | None, given: _Given) -> Mapping[
 
 def _compare(weights: _Weights, given: _Given, before: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the tensors of an engine, and those that it does not have, by how they compare."""
-    found, used, by_name = dict[str, list[str]](), set[Digest](), attrgetter("name")
+    found, used, by_name = dict[str, list[str]](), dict[str, Digest](), attrgetter("name")
     for name, some in groupby(sorted(given, key=by_name), by_name):
-        sources = [weights[one] for one in _sources(name, weights)]
-        used.update(entry.content for entry, _ in sources)
+        names = _sources(name, weights)
+        used.update((one, weights[one][0].content) for one in names)
+        sources = [weights[one] for one in names]
         arrays = [_rows(*one) for one in sources]
         for one in some:
             forms = (np.concatenate([*map(np.ravel, form)]) for form in _forms(arrays, one))
@@ -98,8 +101,12 @@ def _compare(weights: _Weights, given: _Given, before: Mapping[str, str]) -> dic
             found.setdefault(kind, []).append(one.key)
     if "equal" not in found and len(given[0].digest) < len(_EMPTY):  # SGLang's own, on a GPU
         found.setdefault("other form", []).extend(found.pop("changed or other form", []))
-    missing = [name for name, (entry, _) in weights.items() if entry.content not in used]
-    return {**found, "missing": missing} if missing else found
+    missing = [
+        name
+        for name in weights.keys() - used
+        if not name.endswith(_TIED) or weights[name][0].content not in used.values()
+    ]
+    return {**found, "missing": sorted(missing)} if missing else found
 
 
 def _sources(name: str, weights: _Weights) -> Sequence[str]:

@@ -11,6 +11,8 @@ import json
 import os
 import re
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -314,17 +316,26 @@ class _Caller:
         if data is not None:
             headers["Content-Type"] = "application/json"
         connection = self._kind(self._host, self._port, timeout=_CONNECT_S)
+        until_s = time.monotonic() + timeout_s
+        late = threading.Timer(timeout_s, lambda: _cut(sock))  # an answer may come byte by byte
         try:
             connection.connect()
-            self._check(str(connection.sock.getpeername()[0]))  # a name may lead elsewhere by now
-            connection.sock.settimeout(timeout_s)
+            sock = connection.sock
+            self._check(str(sock.getpeername()[0]))  # a name may lead elsewhere by now
+            sock.settimeout(timeout_s)
+            late.start()
             connection.request(method, f"{self._base}{path}", data, headers)
             with connection.getresponse() as answer:
                 said = answer.read(most + 1)
+            if time.monotonic() >= until_s:  # it may have been cut
+                raise TimeoutError
         except (OSError, HTTPException) as error:
             found = self._without_key(f"{type(error).__name__}: {error}")[:_SAID_CHARACTERS]
+            if time.monotonic() >= until_s:
+                found = f"no whole answer within {timeout_s:g} s"
             raise RegistryError("the engine does not answer", where=self.url, found=found) from None
         finally:
+            late.cancel()
             connection.close()
         if len(said) > most:
             where, expected = f"{self.url}{path}", f"at most {most} bytes"
@@ -343,3 +354,9 @@ class _Caller:
         if self._is_private and not address.is_private:
             expected = "an address of a private network: its requests can run anything in vLLM"
             raise InvalidInput("a public address", where=self.url, expected=expected, found=address)
+
+
+def _cut(sock: socket.socket) -> None:
+    """End a connection that another thread reads."""
+    with suppress(OSError):  # it has ended
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -99,6 +99,17 @@ def test_fused_and_cut_tensors_are_found(
     assert (found["missing"], found["extra"]) == (1, ranks)
 
 
+def test_a_missing_tensor_is_named_although_another_has_its_bytes(
+    start: Start, reg: Registry
+) -> None:
+    ones = {"model.norm.weight": np.ones(8, np.float16)}  # as the norm of the layer
+    reg.create_run("twins").save({"model": {**llama(2), **ones}}, step=1)
+    engine = loaded(start, reg, "vllm", 1)
+    del engine.memory[0]["model.norm.weight"]
+    tensors = attest(reg.stored("twins"), engine.url, None, None).tensors
+    assert tensors["missing"] == ("model.norm.weight",)  # and not the tied lm_head.weight
+
+
 def test_what_has_another_form_is_compared_with_a_baseline(
     start: Start, reg: Registry, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -118,6 +119,25 @@ def test_a_name_that_leads_elsewhere_later_is_asked_nothing(
     with pytest.raises(InvalidInput, match="a link-local address"):
         engine.tell(VERSION)
     assert asked == []
+
+
+@pytest.mark.parametrize("at_byte", [0, 80])  # of the head, and of the body
+def test_an_answer_that_drips_is_given_up(answering: Answering, at_byte: int) -> None:
+    """It is right and ends some time; no pause in it is as long as the time for all of it."""
+    body = b'{"weight_version": "1"}'
+    whole = b"HTTP/1.0 200 OK\r\ncontent-length: %d\r\ncontent-type: application/json\r\n\r\n%s"
+    data, gone = whole % (len(body), body), threading.Event()
+
+    def answer(handler: Any) -> None:
+        with suppress(OSError):
+            handler.wfile.write(data[:at_byte])
+            for at in range(at_byte, len(data)):
+                handler.wfile.write(data[at : at + 1])
+                gone.wait(0.1)
+
+    with pytest.raises(RegistryError, match=r"no whole answer within 0\.5 s"):
+        at(answering(answer)).tell(VERSION)
+    gone.set()
 
 
 @pytest.mark.parametrize(
