@@ -41,9 +41,25 @@ from holdfast.registry.values import HERE
 STREAM = "engines"
 _REPORT_S = 60.0  # the shortest time between two entries of a follower
 _BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 60.0
+_LONGEST_DAMAGE_S = 300.0  # between two tries of a damaged version, of which each fetches it anew
 _ASK_S = 10.0  # between two questions of what an engine has loaded
 # Tests replace this clock.
 _monotonic = time.monotonic
+
+
+@dataclass(frozen=True)
+class _Damage:
+    """A version that cannot be read."""
+
+    n: int
+    error: IntegrityError
+    tries: int
+    again_s: float  # when it is tried again, by the monotonic clock
+
+    def status(self) -> dict[str, Any]:
+        """Return what the status file says of it."""
+        again_s = time.time() + self.again_s - _monotonic()
+        return {"n": self.n, "tries": self.tries, "again": format_time(round(again_s) * 1000)}
 
 
 class EngineFollower:
@@ -117,6 +133,7 @@ class EngineFollower:
         self._recent = RecentChunks(RECENT_BYTES)
         self._skipped: int | None = None
         self._error, self._over = "", False
+        self._damage: _Damage | None = None
         # An engine would load an adapter as the model.
         self._is_call = callable(notify) and not isinstance(notify, WeightFolders)
         engines = engines_at(notify, urls, key, requests, answer_s)
@@ -162,16 +179,24 @@ class EngineFollower:
     def _poll(self) -> FollowedVersion | None:
         self._log.refresh()
         while (record := self._due()) is not None:
+            known = self._damage if self._damage and self._damage.n == record.n else None
+            if known and _monotonic() < known.again_s:
+                raise known.error.with_traceback(None)
             checkpoint = Checkpoint(self._store, self._log, record)
             try:
                 view = view_of(checkpoint, self._options, self._recent)
                 check_weights(view, adapters=self._is_call)
                 made = self._folder.make(checkpoint, view)
-            except MissingObject:
+            except IntegrityError as error:
                 # Evicted and collected while it was read: there is a newer one.
-                if self._log.refresh().dropped is None and not checkpoint.is_evicted:
-                    raise
-                continue
+                is_missing = isinstance(error, MissingObject)
+                if is_missing and (self._log.refresh().dropped or checkpoint.is_evicted):
+                    continue
+                tries = known.tries + 1 if known else 1
+                pause_s = min(_LONGEST_DAMAGE_S, _BACKOFF_S * 2.0 ** min(tries - 1, 10))
+                self._damage = _Damage(record.n, error, tries, _monotonic() + pause_s)
+                raise
+            self._damage = None
             HERE.add("engine_fetched_bytes_total", self._folder.moved_bytes)
             self._tell(made)
             return made
@@ -272,7 +297,8 @@ class EngineFollower:
         with self._changed:
             engines = [link.status() for link in self._links]
             about = {"version": self.version and self.version.to_json(), "engines": engines}
-            self._folder.write_status({**about, "error": self._error or None})
+            damage = self._damage and self._damage.status()
+            self._folder.write_status({**about, "error": self._error or None, "damage": damage})
 
 
 @dataclass

@@ -399,12 +399,44 @@ def test_damage_is_told_and_waited_out_and_never_loaded(
     loop.start()
     status = Path(follower.version.folder).parents[1] / "status.json"  # type: ignore[union-attr]
     until(lambda: json.loads(status.read_text())["error"])
+    until(lambda: json.loads(status.read_text())["damage"]["tries"] > 1)
     flip(backend, key)  # repaired
     until(lambda: engine.hash == hash_at(2))
     run.status = "completed"
     loop.join(60)
     assert not loop.is_alive()
     assert [digest for _, digest in loads(engine)] == [hash_at(1), hash_at(2)]
+
+
+def test_a_damaged_version_is_fetched_at_most_every_five_minutes(
+    run: Run, start: Start, follow: Follow, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hours of looks at the log, 30 s apart; a newer version comes at once."""
+    clock, gets = SimpleNamespace(now_s=0.0), list[str]()
+    monkeypatch.setattr(following, "_monotonic", lambda: clock.now_s)
+    train(run, 1)
+    (key,) = (info.key for info in backend.list("packs/"))
+    flip(backend, key)
+    hooked = Hooked(backend)
+    hooked.before = lambda method, key: gets.append(key) if method.startswith("get") else None
+    follower = follow([start("sglang")], on=hooked)
+    monkeypatch.setattr(following, "_BACKOFF_S", 1.0)
+    for _ in range(240):
+        with pytest.raises(Damaged):
+            follower.poll()
+        clock.now_s += 30
+    assert 24 <= gets.count(key) <= 60
+    flip(backend, key)  # repaired
+    clock.now_s += following._LONGEST_DAMAGE_S
+    assert getattr(follower.poll(), "step", None) == 1
+    (before,) = (info.key for info in backend.list("packs/"))
+    train(run, 2)
+    (key,) = {info.key for info in backend.list("packs/")} - {before}
+    flip(backend, key)
+    with pytest.raises(Damaged):
+        follower.poll()
+    train(run, 3)
+    assert getattr(follower.poll(), "step", None) == 3
 
 
 def test_a_store_that_fails_is_waited_out(
