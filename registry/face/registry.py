@@ -208,13 +208,23 @@ class Registry:
                 hint="Carry what is only in it (`holdfast journal push`), or the ranks continue "
                 "from an older checkpoint; then open the registry with journal=''.",
             )
-        log = self._handle.open_copy(name) or self._handle.open_log(name, must_exist=not create)
         wanted = RunOptions(**options)
-        if log.run.commits == 0 and not self._handle.begin(log, creation(wanted)):
-            log.refresh()
-        if create:
-            check_not_dropped(log.run)
-            log.make_durable()  # the caller may rely on the run
+
+        def read() -> RunLog:
+            log = self._handle.open_copy(name) or self._handle.open_log(name, must_exist=not create)
+            if log.run.commits == 0 and not self._handle.begin(log, creation(wanted)):
+                log.refresh()
+            if create:
+                check_not_dropped(log.run)
+                log.make_durable()  # the caller may rely on the run
+            return log
+
+        if group is None:
+            log = read()
+        else:
+            from holdfast.registry.saving.collective import open_together
+
+            log = open_together(group, self._handle.store, name, read)
         check_same(log.run, wanted)
         return self._hold(log, group, wanted.compared)
 

@@ -127,6 +127,16 @@ class RunLog:
             self.run = self.run.compact()
             return self.run
 
+    def hear(self, slot: Slot) -> None:
+        """Read to the head; the slot is the newest one that another process has read or put."""
+        with self._lock.here():
+            if self.run.next_slot == slot.number:
+                self._fold(lambda: [slot])
+                self.seen.note(self.run, self._tail)
+                self.run = self.run.compact()
+            elif self.run.next_slot < slot.number:
+                self.refresh()
+
     def check_unchanged(self) -> None:
         """Raise unless the newest slot that was read is still there."""
         self.look().check.result()

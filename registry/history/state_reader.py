@@ -22,6 +22,7 @@ from holdfast.registry.store import (
     Store,
     Target,
     check_list_lengths,
+    decode_manifest,
     fetch_chunks,
     index_chunks,
     read_lists,
@@ -106,6 +107,39 @@ class StateReader:
     def placement(self) -> Placement:
         """Its placement: where its chunks are in this registry."""
         return self._relocated(self._placement)
+
+    def give(
+        self, wanted: Callable[[Manifest], Iterable[TensorEntry]]
+    ) -> tuple[dict[str, list[str]], list[bytes]]:
+        """Return manifest, placement and some tensors' digest lists as bytes, and their names."""
+
+        def read(place: Place) -> tuple[dict[str, list[str]], list[bytes]]:
+            coming = self.store.pools.small.submit(self.store.read, place.placement_key)
+            data = [self.store.read(place.manifest_key), coming.result()]
+            manifest = self._keep(place, *data)
+            lists = self._index(place).learn(wanted(manifest)) if manifest.chunk_lists else {}
+            keys = [str(place.manifest_key), str(place.placement_key)]
+            return {"keys": keys, "lists": [*map(Digest.hex, lists)]}, [*data, *lists.values()]
+
+        return self._relocated(read)
+
+    def keep(self, names: Mapping[str, list[str]], given: Sequence[memoryview]) -> None:
+        """Verify and keep what another process was given, where this log has the same place."""
+        manifest, placement, *lists = given
+        place = self.place
+        if names["keys"] != [str(place.manifest_key), str(place.placement_key)]:
+            return  # a repack has moved the state: this rank reads it for itself
+        self._keep(place, bytes(manifest), bytes(placement))
+        for name, data in zip(map(Digest.from_hex, names["lists"]), map(bytes, lists), strict=True):
+            if Digest.of(data) == name:
+                self._lists[name] = data
+
+    def _keep(self, place: Place, manifest: bytes, placement: bytes) -> Manifest:
+        made = decode_manifest(manifest, place.manifest_key)
+        self.store.remember(place.manifest_key, made)
+        key = place.placement_key
+        self.store.remember(key, Placement.decode(placement, key.digest, where=str(key)))
+        return made
 
     def base(self) -> PlacedState:
         """Read manifest, placement and digest lists, so that later states can share chunks."""

@@ -35,7 +35,8 @@ from holdfast.registry.loading import Destination, Stored, allocate
 from holdfast.registry.objects import Component, TensorEntry
 from holdfast.registry.pytree import DICTS, pairs_of
 from holdfast.registry.pytree.torch_memory import ALL_DTYPES, DTYPES
-from holdfast.registry.saving.collective import LOADS, Box, Calls, Filling, Group, Talk
+from holdfast.registry.saving.collective import LOADS, Box, Calls, Filling, Group, Talk, tell_state
+from holdfast.registry.values import Digest
 
 # Read all values of a stored state but tensors: plain values, arrays of NumPy, tuples of tensors.
 _LOGGER = logging.getLogger("holdfast")
@@ -174,8 +175,11 @@ class HoldfastReader(StorageReader):
         def load(talk: Talk) -> None:
             target = _Target(plan.items, planner, self._description)
             boxes = target.each_once(plan.storage_data)
-            filling = Filling(self._stored.handle.reader, boxes)
-            filling.together(calls, talk, self._stored.digest.hex(), target.settle)
+            reader, keys = self._stored.handle.reader, plan.storage_data
+            entries = [self._description.tensors[key] for key in keys]
+            subject = Digest.of(repr([self._stored.digest.hex(), keys]).encode()).hex()
+            tell_state(calls, talk, reader, subject, lambda _: entries)
+            Filling(reader, boxes).together(calls, talk, target.settle)
 
         calls.make_apart(load)
 

@@ -11,6 +11,7 @@
   chunks, then manifest and placement.
 - `sides`: the side of rank 0 and that of the others, which call these; `talk`: their messages and
   errors. `saver`: the saver of a run with a group.
+- `telling`: reads of the store that rank 0 makes for all ranks.
 - `filling`: fill boxes of stored tensors; `loading`: fill sharded models.
 
 Nothing on the store shows how many ranks wrote a state. Specified in docs/spec.md, section 43.
@@ -33,5 +34,7 @@ if TYPE_CHECKING:
     from holdfast.registry.saving.collective.talk import LOADS as LOADS
     from holdfast.registry.saving.collective.talk import Calls as Calls
     from holdfast.registry.saving.collective.talk import Talk as Talk
+    from holdfast.registry.saving.collective.telling import open_together as open_together
+    from holdfast.registry.saving.collective.telling import tell_state as tell_state
 else:
     __getattr__ = at_first_use(__name__)

@@ -5,7 +5,6 @@ If all ranks fill together, each fetches a share of the chunks and sends the oth
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,17 +18,11 @@ from holdfast.registry.errors import IncompatibleState
 from holdfast.registry.history import StateReader
 from holdfast.registry.objects import TensorEntry
 from holdfast.registry.saving.collective.exchange import Memory, view_of, within
-from holdfast.registry.saving.collective.group import Group, LinksBroken
+from holdfast.registry.saving.collective.group import Group
 from holdfast.registry.saving.collective.patterns import WrongLayout
 from holdfast.registry.saving.collective.plan import PlanPart, make_plan
 from holdfast.registry.saving.collective.shards import Boxes, Ints, Structure
-from holdfast.registry.saving.collective.talk import (
-    Calls,
-    Talk,
-    broken_report,
-    join,
-    unlinked_error,
-)
+from holdfast.registry.saving.collective.talk import Calls, Talk, join
 from holdfast.registry.values import Digest, item_size
 
 # Carry out a plan for loading: read chunks before their round, then send ranks their pieces.
@@ -321,29 +314,28 @@ class Filling:
         wanted.clear()
         copies.clear()
 
-    def together(self, calls: Calls, talk: Talk, digest: str, settle: Callable[[], None]) -> None:
+    def together(self, calls: Calls, talk: Talk, settle: Callable[[], None]) -> None:
         """Fill the boxes of all ranks; every rank calls this, and all return together."""
-        alike = hashlib.sha256(digest.encode() + self.structure.digest).hexdigest()
-        self._exchange(calls, talk, self._agree(calls.group, talk, alike), settle)
+        part, group = self._plan(calls.group, talk), calls.group
+        calls.linked(
+            talk, "exchanging parts of tensors", lambda: self._spread(group, calls.links, part)
+        )
+        settle()
+        if group.rank:
+            talk.report(join({}))
+            talk.listen("leading the load")
+            return
+        talk.gather(join({}), "loading their parts")
+        talk.order({"failure": None})
 
-    def _agree(self, group: Group, talk: Talk, digest: str) -> PlanPart:
-        """Compare what the ranks load, and plan; return this rank's part."""
-        talk.is_about(digest)
-        said = join({"digest": digest}, *self.boxes.encode())
+    def _plan(self, group: Group, talk: Talk) -> PlanPart:
+        """Have rank 0 plan; return this rank's part."""
+        said = join({}, *self.boxes.encode())
         if group.rank:
             talk.report(said)
-            _listen(talk)
+            talk.listen("leading the load")
             return PlanPart.decode(talk.hear_own("planning a load")[1])
-        found = talk.gather(said, "beginning a load")
-        for rank, (header, _) in enumerate(found):
-            if header["digest"] != digest:
-                if talk.has_left(rank):  # that rank has made a load that this rank has missed
-                    talk.go_on(header["digest"])
-                raise IncompatibleState(
-                    "the ranks load different checkpoints, or into different tensors",
-                    where=f"rank {rank}",
-                    hint="Give every rank the same checkpoint and a target of the same paths.",
-                )
+        found = talk.gather(said, "describing their boxes")
         boxes = [Boxes.decode(columns) for _, columns in found]
         try:
             plan = make_plan(self.structure, boxes, loads=True)
@@ -354,28 +346,6 @@ class Filling:
         for rank in range(1, group.size):
             talk.order_one(rank, {}, *plan.part(rank).encode())
         return plan.part(0)
-
-    def _exchange(
-        self, calls: Calls, talk: Talk, part: PlanPart, settle: Callable[[], None]
-    ) -> None:
-        """Carry out the plan; wait until all ranks are done."""
-        group = calls.group
-        try:
-            self._spread(group, calls.links, part)
-        except LinksBroken as error:
-            group.break_links(calls.links)
-            if not group.rank:
-                talk.say_why(error, "exchanging parts of tensors")
-            talk.report(broken_report(error, group.rank))
-            _listen(talk)
-            raise unlinked_error([group.rank], str(error)) from error
-        settle()
-        if group.rank:
-            talk.report(join({}))
-            _listen(talk)
-            return
-        talk.gather(join({}), "loading their parts")
-        talk.order({"failure": None})
 
     def _spread(self, group: Group, links: str, part: PlanPart) -> None:
         def read(wanted: Mapping[int, Any]) -> None:
@@ -417,10 +387,3 @@ def _fill_inline(box: Box) -> None:
     ends = zip(box.offset, box.shape, strict=True)
     part = whole[tuple(slice(begin, begin + length) for begin, length in ends)]
     box.view[:] = np.ascontiguousarray(part).tobytes()
-
-
-def _listen(talk: Talk) -> None:
-    """Wait for rank 0."""
-    header, _ = talk.hear("leading the load")
-    if header["failure"] is not None:
-        raise talk.hear_failure(header)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -19,13 +20,15 @@ from holdfast.registry.loading import (
     tensors_by_path,
     widened_paths,
 )
-from holdfast.registry.objects import TensorEntry
+from holdfast.registry.objects import Manifest, TensorEntry
 from holdfast.registry.pytree import ArrayLeaf
 from holdfast.registry.saving.collective import shards
 from holdfast.registry.saving.collective.filling import Box, Filling
 from holdfast.registry.saving.collective.group import Group
 from holdfast.registry.saving.collective.shards import ShardLeaf, whole_shape
 from holdfast.registry.saving.collective.talk import LOADS, Calls, Talk
+from holdfast.registry.saving.collective.telling import tell_state
+from holdfast.registry.values import Digest
 
 
 def load_into(
@@ -67,9 +70,13 @@ def load_into(
     calls = Calls(group, LOADS)
 
     def load(talk: Talk) -> LoadReport:
-        wanted = _Target(stored, target, component, strict=strict)
+        named = target if check_component(component) is None else {component: target}
+        leaves = _leaves(named)
+        subject = Digest.of(repr([stored.digest.hex(), sorted(leaves)]).encode()).hex()
+        tell_state(calls, talk, stored.handle.reader, subject, lambda whole: _named(whole, leaves))
+        wanted = _Target(stored, leaves, component, strict=strict)
         filling = Filling(stored.handle.reader, wanted.boxes)
-        filling.together(calls, talk, wanted.digest, wanted.settle)
+        filling.together(calls, talk, wanted.settle)
         return wanted.report
 
     return calls.make_apart(load)
@@ -87,15 +94,18 @@ class _Target:
     """The tensors of a target on this rank, and their sources."""
 
     def __init__(
-        self, stored: Stored, target: object, component: str | None, *, strict: bool
+        self,
+        stored: Stored,
+        leaves: Mapping[str, ArrayLeaf],
+        component: str | None,
+        *,
+        strict: bool,
     ) -> None:
-        named = target if check_component(component) is None else {component: target}
         manifest = stored.manifest
         if component is not None:
             check_components(stored.ref, [component], manifest.components)
         parts = select(stored.ref, manifest, None if component is None else [component])
         sources = tensors_by_path(parts)
-        leaves = _leaves(named)
         wholes = {path: _Whole(str(one.dtype), whole_shape(one)) for path, one in leaves.items()}
         self.report = LoadReport.of(sources, leaves)  # the paths on each side
         widened = widened_paths(sources, wholes)
@@ -106,8 +116,6 @@ class _Target:
         stored.handle.reader.check_lists(manifest)
         #: The part of each tensor that is filled.
         self.boxes = [_box(leaves[p], sources[p], one.view) for p, one in self._into.items()]
-        #: The digest of everything that must be equal on all ranks.
-        self.digest = repr([stored.digest.hex(), sorted(self.report.loaded)])
 
     def settle(self) -> None:
         """Widen tensors in place, and copy staged ones to their target."""
@@ -119,6 +127,11 @@ def _box(leaf: ArrayLeaf, entry: TensorEntry, view: memoryview) -> Box:
     is_sharded = isinstance(leaf, ShardLeaf)
     offset = leaf.offset if isinstance(leaf, ShardLeaf) else (0,) * len(leaf.shape)
     return Box(leaf.path, entry, offset, leaf.shape, view, is_sharded)
+
+
+def _named(whole: Manifest, paths: Container[str]) -> list[TensorEntry]:
+    found = tensors_by_path(whole.components)
+    return [entry for path, entry in found.items() if path in paths]
 
 
 def _leaves(target: object) -> dict[str, ArrayLeaf]:

@@ -18,6 +18,7 @@ from holdfast.registry.saving.collective.group import Group
 from holdfast.registry.saving.collective.loading import load_into
 from holdfast.registry.saving.collective.sides import CollectiveSave, Following, Leading, Plans
 from holdfast.registry.saving.collective.talk import Calls, Talk
+from holdfast.registry.saving.collective.telling import tell_slot
 from holdfast.registry.saving.ownership import Ownership
 from holdfast.registry.saving.pipeline import Pipeline
 from holdfast.registry.saving.save_request import FlatSave, SaveRequest, plan_save
@@ -165,12 +166,11 @@ class CollectiveSaver:
             writer, self.ownership.token, planned, self.ownership.earlier, leading, failed
         )
         made = self.ownership.carry_through(commit, planned)
-        talk.order({"kind": "outcome", "failure": None, "n": commit.checkpoint_n})
+        names, slot = tell_slot(self.ownership.log)
+        talk.order({"kind": "outcome", "failure": None, "n": commit.checkpoint_n, **names}, slot)
         return made
 
     def _follow(self, save: FlatSave, talk: Talk) -> Checkpoint:
         shares = self._shares(save)
         following = Following(self._writer, self._calls, talk, self._plans, shares, save.request)
-        n = following.follow()
-        self.ownership.refresh()
-        return self.ownership.checkpoint(n)
+        return self.ownership.checkpoint(following.follow())

@@ -32,6 +32,7 @@ from holdfast.registry.saving.collective.state_end import (
     known_digests,
 )
 from holdfast.registry.saving.collective.talk import Calls, Message, Talk, broken_report
+from holdfast.registry.saving.collective.telling import hear_slot
 from holdfast.registry.saving.earlier_steps import EarlierSteps
 from holdfast.registry.saving.save_commit import SaveCommit
 from holdfast.registry.saving.save_request import FlatSave, PlannedSave, SaveRequest
@@ -264,12 +265,13 @@ class Following(Side):
         self.talk.report(agreement.greeting(self.request, self.shares, plans))
         while True:
             try:
-                header, _ = self.talk.hear("leading the save")
+                header, columns = self.talk.hear("leading the save")
             except RankFailed as error:
                 return self._look_for_it(error)
             if header["kind"] == "outcome":
                 if header["failure"] is not None:
                     raise self.talk.hear_failure(header)
+                hear_slot(self.writer.log, header, columns)
                 return int(header["n"])
             self._obey(header)
 

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from holdfast.backends import Buffer
 from holdfast.registry import errors
 from holdfast.registry.errors import IncompatibleState, RankFailed, RegistryError
-from holdfast.registry.saving.collective.group import Group
+from holdfast.registry.saving.collective.group import Group, LinksBroken
 from holdfast.registry.values import abridged
 
 # Messages between ranks: a line of JSON, then columns of bytes. Errors are sent as their parts.
@@ -163,6 +163,11 @@ class Calls:
         self._series = _series.setdefault(group, {}).setdefault(name, _Series(f"{name}/0"))
 
     @property
+    def made(self) -> int:
+        """How many calls this rank has made."""
+        return self._series.calls
+
+    @property
     def links(self) -> str:
         """The name of the connections; a failed call is followed by new connections."""
         return self._series.links
@@ -214,6 +219,19 @@ class Calls:
         made = self.make(act_apart)
         self.break_links()
         return made
+
+    def linked(self, talk: Talk, doing: str, act: Callable[[], None]) -> None:
+        """Exchange bytes; if the connections break, find out why, and raise that on every rank."""
+        group = self.group
+        try:
+            act()
+        except LinksBroken as error:
+            group.break_links(self.links)
+            if not group.rank:
+                talk.say_why(error, doing)
+            talk.report(broken_report(error, group.rank))
+            talk.listen("leading the load")
+            raise unlinked_error([group.rank], str(error)) from error
 
     def end(self, talk: Talk, error: BaseException) -> None:
         """Tell the other ranks that this one has failed."""
@@ -366,6 +384,13 @@ class Talk:
         self.is_out_of_step = outcome.get("is_out_of_step", False)
         self._others_ended(outcome.get("ended"))
         return rebuild(outcome["failure"])
+
+    def listen(self, doing: str) -> Message:
+        """Return the next order of rank 0; raise its error if the call has failed."""
+        found = self.hear(doing)
+        if found[0]["failure"] is not None:
+            raise self.hear_failure(found[0])
+        return found
 
     def report(self, data: bytes) -> None:
         """Report to rank 0."""
