@@ -181,7 +181,8 @@ class Registry:
             create: Create the run if it does not exist: the same line of a job script then starts
                 it and, after a requeue, continues it.
             group: The ranks of a job that save together, such as `holdfast.distributed.TorchGroup`:
-                every rank opens the run and calls `save`. Default: this process saves alone.
+                every rank opens the run and calls `save`. Rank 0 reads it, and tells the others.
+                Default: this process saves alone.
 
         Raises:
             InvalidInput: A group was given, and the registry has a journal.
@@ -190,6 +191,7 @@ class Registry:
                 was dropped, and `create` is given. Another configuration is only warned of, unless
                 the preset's `must_match` demands it.
             IntegrityError: Its log is damaged.
+            RankFailed: With a group: rank 0 is dead or late.
         """
         from holdfast.registry.history import (
             RunOptions,
