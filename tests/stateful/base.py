@@ -14,13 +14,17 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
+from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import InjectedCrash
 from holdfast.registry.errors import (
+    Archived,
     Conflict,
     IntegrityError,
     InvalidInput,
     NotFound,
+    RolledBack,
     StoreUnavailable,
+    Thinned,
 )
 from holdfast.registry.face.run import Run
 from holdfast.registry.history import creating as creation
@@ -29,8 +33,9 @@ from holdfast.registry.history.log import RunLog
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.upkeep.gc import Collector
+from holdfast.registry.upkeep.run_notes import Notes
 from holdfast.registry.values.digest import Digest
-from tests.stateful.book import Book, RunBook
+from tests.stateful.book import Book, RunBook, cut_to
 from tests.stateful.contents import CONTENTS, content, digest_of
 from tests.stateful.world import Act, Clock, Process, Shelf, new_shelf
 from tests.support.states import same
@@ -130,7 +135,7 @@ class Base(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.clock = Clock()
         for name, module in list(sys.modules.items()):
-            if name.startswith("registry.") and getattr(module, "time", None) is time:
+            if name.startswith("holdfast.registry.") and getattr(module, "time", None) is time:
                 self.patch.setattr(module, "time", self.clock)
         # It asks git, which takes longer than all the rest.
         self.patch.setattr(creation, "describe_environment", dict)
@@ -143,7 +148,7 @@ class Base(RuleBasedStateMachine):
 
     def _new_side(self, truths: dict[Digest, Any]) -> Side:
         shelf = new_shelf()
-        book = Book(shelf, Process(shelf).registry.handle.store, truths)
+        book = Book(shelf, Process(shelf, reads_all=True).registry.handle.store, truths)
         return Side(shelf, book, [Process(shelf) for _ in range(PROCESSES)])
 
     # Choosing
@@ -234,6 +239,10 @@ class Base(RuleBasedStateMachine):
                 self._bury(doing.processes)
             case StoreUnavailable() if act.was_failed:
                 ending = "no answer"
+            case Archived() if any(side.shelf.archived for side in self.sides):
+                ending = "archived"
+            case Thinned():
+                ending = "refused: Thinned"
             case IntegrityError() if doing.may_miss:
                 ending = "missing"
             case error if isinstance(error, REFUSALS):
@@ -298,20 +307,48 @@ class Base(RuleBasedStateMachine):
         registry = Process(side.shelf).registry
         report = registry.verify(deep=True)
         assert report.ok, report.findings
+        if side.shelf.frozen:
+            side.shelf.thaw()
+            report = registry.verify(deep=True)
+            assert report.ok, report.findings
         assert registry.run_names() == sorted(side.book.runs)
         for name, known in side.book.runs.items():
             state = RunLog(registry.handle.store, name).open()
             assert state.held == known.held()
+            parts = {one: of for one, of in known.parts().items() if of is not None}
+            assert {one: {*of} for one, of in state.thinned.items()} == parts
             if state.commits:
                 check_loads(registry.run(name), known, side.book)
+        self._check_fresh_container(side)
+
+    @staticmethod
+    def _check_fresh_container(side: Side) -> None:
+        """Delete the log of a run that notes name: the next collection of any machine stops."""
+        noted = sorted(Notes.read(Process(side.shelf).registry.handle.store).by_run)
+        if noted:
+            name = noted[len(side.book.runs[noted[0]].commits) % len(noted)]
+            for key in [info.key for info in side.shelf.list(f"runs/{name}/")]:
+                MemoryBackend.delete(side.shelf, key)
+            before = side.shelf.objects()
+            with pytest.raises(RolledBack):
+                Process(side.shelf).registry.gc(grace_s=0)
+            assert side.shelf.objects() == before
+            assert not Process(side.shelf).registry.verify().ok
+            Base.tally["a run is lost: refused"] += 1
 
 
 def check_loads(run: Run, known: RunBook, book: Book) -> None:
     """Check that every ref of a run loads as the model says, and that nothing else is found."""
     for ref, digest in known.refs().items():
-        found = find(run, ref)
+        found, parts = find(run, ref), known.part_of(ref)
         assert found.digest == digest, ref
-        assert same(found.load(), book.truth(digest)), ref
+        try:
+            loaded = found.load() if parts is None else found.load(only=[*parts])
+        except Archived:
+            # It waits; what needs nothing of an archive does not.
+            assert not book.needs(known.places[digest]).isdisjoint(book.shelf.frozen), ref
+        else:
+            assert same(loaded, cut_to(book.truth(digest), parts)), ref
     if known.is_dropped:
         return
     assert [one.handle.n for one in run.checkpoints()] == sorted(known.live())

@@ -7,7 +7,7 @@ which objects that takes it learns from the places and the placements themselves
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +40,7 @@ class Kept:
     streams: dict[str, tuple[Entries, int]]  # what each held, and its archives so far
     is_superseded: bool = False
     is_evicted: bool = False
+    parts: tuple[str, ...] | None = None  # what is left, if it was thinned
 
     @property
     def is_live(self) -> bool:
@@ -103,6 +104,33 @@ class RunBook:
             found |= {digest for digest, *_ in segments}
         return found
 
+    def part_of(self, ref: str) -> tuple[str, ...] | None:
+        """Return the components that a ref has; `None`: all of them."""
+        match ref.split("/"):
+            case ["commits", n]:
+                return self.checkpoints[int(n)].parts
+        return None
+
+    def parts(self) -> dict[Digest, frozenset[str] | None]:
+        """Return the components of each state that the run needs; `None`: all of them."""
+        found: dict[Digest, frozenset[str] | None] = dict.fromkeys(self.held())
+        refs, thinned = self._everything(), dict[Digest, frozenset[str]]()
+        for ref, digest in refs.items():
+            if (part := self.part_of(ref)) is not None:
+                thinned[digest] = thinned.get(digest, frozenset()) | {*part}
+        # A tag and a gate name a checkpoint, and have what it has; nothing else shares its parts.
+        whole = {
+            digest
+            for ref, digest in refs.items()
+            if self.part_of(ref) is None and not self._names_thinned(ref)
+        }
+        return found | {one: of for one, of in thinned.items() if one in found and one not in whole}
+
+    def _names_thinned(self, ref: str) -> bool:
+        kind, _, name = ref.partition("/")
+        n = self.pins[kind[:-1], name][2] if kind in ("tags", "gates") else None
+        return n is not None and self.checkpoints[n].parts is not None
+
     def live(self) -> dict[int, Kept]:
         """Return the checkpoints of the current line of training that are kept, by commit."""
         kept = {} if self.is_dropped else self.checkpoints
@@ -133,15 +161,16 @@ class Book:
         names = {key.split("/")[1] for key in self._keys(RUNS)}
         for name in sorted(names):
             run = self.runs.setdefault(name, RunBook(name))
-            before = run.held()
+            before = run.parts()
             moved: set[Digest] = set()
             while (key := slot_key(name, run.slots)) in self.shelf:
                 slot = Slot.decode(run.slots, self.shelf.get(key), where=key)
                 self._fold(run, slot)
                 moved |= {line.manifest for _, line in slot.lines if isinstance(line, Place)}
-            held = run.held()
-            for digest in sorted((held - before) | (held & moved)):
-                self._check_loads(run, digest)
+            held = run.parts()
+            for digest in sorted(held):
+                if digest in moved or digest not in before or held[digest] != before[digest]:
+                    self._check_loads(run, digest)
 
     def _keys(self, prefix: str) -> Iterator[str]:
         return (info.key for info in self.shelf.list(prefix))
@@ -183,7 +212,13 @@ class Book:
                     run.checkpoints[eviction.checkpoint].is_evicted = True
             case actions.Recover():
                 for number in action.checkpoints:
-                    run.checkpoints[number].is_evicted = False
+                    back = run.checkpoints[number]
+                    # What was thinned and then evicted comes back thinned.
+                    back.parts = back.parts if back.is_evicted else None
+                    back.is_evicted = False
+            case actions.Thin():
+                for thinning in action.thinnings:
+                    run.checkpoints[thinning.checkpoint].parts = thinning.keep
             case actions.Rewind():
                 self._rewind(run, action.to)
             case actions.SetTag():
@@ -255,8 +290,9 @@ class Book:
         return Stored(StateHandle(self._store, log, digest, digest.short))
 
     def _check_loads(self, run: RunBook, digest: Digest) -> None:
-        truth = self.truths.get(digest) or known_states()[digest]
-        assert same(self._stored(run, digest).load(), truth), f"{run.name}: {digest.short}"
+        parts = run.parts()[digest]
+        loaded = self._stored(run, digest).load(only=None if parts is None else sorted(parts))
+        assert same(loaded, cut_to(self.truth(digest), parts)), f"{run.name}: {digest.short}"
 
     def needs(self, place: Place) -> frozenset[str]:
         """Return the objects that a placed state needs."""
@@ -286,3 +322,8 @@ class Book:
         assert not gone, f"gone, and needed: {gone}"
         deleting = {key: needed[key] for key in needed.keys() & self.shelf.issued}
         assert not deleting, f"a delete is on its way to what is needed: {deleting}"
+
+
+def cut_to(state: Any, parts: Collection[str] | None) -> Any:
+    """Return a state with only some components."""
+    return state if parts is None else {name: state[name] for name in state if name in parts}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from holdfast.registry.errors import IntegrityError
+from holdfast.registry.errors import Archived, IntegrityError
 from holdfast.registry.face.syncing import sync
 from holdfast.registry.upkeep.gc import Collector
 from tests.stateful.base import (
@@ -68,14 +68,15 @@ class Collecting(Base):
 
     # Collectors
 
-    @rule(side=sides, grace_s=graces, stop=stops)
-    def collect(self, side: int, grace_s: float, stop: Stop) -> None:
+    @rule(side=sides, grace_s=graces, full=st.integers(0, 3), stop=stops)
+    def collect(self, side: int, grace_s: float, full: int, stop: Stop) -> None:
+        """Collect; a full collection takes nothing from notes."""
         process = Process(self.sides[side].shelf)
 
         def work() -> None:
-            process.registry.gc(grace_s=grace_s)
+            process.registry.gc(grace_s=grace_s, full=not full)
 
-        self.call("collect", work, [process], stop)
+        self.call("collect" if full else "collect in full", work, [process], stop)
 
     @rule(side=sides, stop=stops)
     def upgrade(self, side: int, stop: Stop) -> None:
@@ -212,10 +213,15 @@ class Collecting(Base):
         if reader.stored.handle.store.backend.is_cut:
             return
         digest, book = reader.stored.digest, reader.side.book
+        part = book.runs[reader.run].parts().get(digest, ())
         try:
             loaded = reader.stored.load()
+        except Archived:
+            needed = book.needs(book.runs[reader.run].places[digest])
+            assert part is not None or not needed.isdisjoint(reader.side.shelf.frozen)
+            self.tally["read late: archived"] += 1
         except IntegrityError:
-            assert digest not in book.runs[reader.run].held(), "a live state was not read"
+            assert part is not None, "a live state was not read"
             self.tally["read late: gone"] += 1
         else:
             assert same(loaded, book.truth(digest))

@@ -35,6 +35,8 @@ _WEIGHTS = {
     "undrop": 3,
     "promote": 2,
     "prune": 3,
+    "thin": 3,
+    "tier": 2,
     "go_on": 3,
     "finish": 2,
     "collect": 2,
@@ -58,10 +60,11 @@ for _name, _weight in _WEIGHTS.items():
 
 #: What must have gone well at least once: a machine that is refused everything finds nothing.
 _EVERYTHING = (
-    *("create", "save", "delta", "rewind and save", "fork", "prune", "undo", "report"),
+    *("create", "save", "delta", "rewind and save", "fork", "prune", "thin", "undo", "report"),
     *("drop", "undrop", "undrop from a mirror", "upgrade"),
     *("tag", "untag", "gate", "artifact", "publish", "point back", "promote", "append", "archive"),
-    *("collect", "choose", "condemn", "mark", "delete", "repack", "sync", "read late", "load"),
+    *("collect", "collect in full", "choose", "condemn", "mark", "delete", "repack", "tier"),
+    *("sync", "read late", "load"),
 )
 #: The rare places that these lives are for: in every run of the tests, and by a soak.
 _PLACES = (
@@ -124,9 +127,9 @@ def _live_what_chance_seldom_brings() -> None:
         life.create(side=0, who=0, kind=1, number=2, stop=None)
         life.sync(back=False, who=0, whom=0, stop=None)
         life.drop(side=0, who=1, which=0, now=0, stop=None)
-        life.collect(side=0, grace_s=0.0, stop=None)
+        life.collect(side=0, grace_s=0.0, full=0, stop=None)
         life.upgrade(side=0, stop=None)
-        life.collect(side=0, grace_s=0.0, stop=None)
+        life.collect(side=0, grace_s=0.0, full=1, stop=None)
         life.undrop(side=0, who=2, which=0, stop=None)
         life.what_is_live_is_there()
     finally:

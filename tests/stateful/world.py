@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from holdfast.backends.base import ObjectInfo
-from holdfast.backends.errors import StoreUnavailable
+from holdfast.backends.errors import Archived, StoreUnavailable
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import InjectedCrash, Wrapper
 from holdfast.registry.face.factory import open_on
@@ -63,10 +63,17 @@ class Shelf(MemoryBackend):
         holds_deletes: Whether deletes wait.
         held: Those that wait.
         issued: Every object for which a delete was ever sent: it may land at any time, and again.
+        archived: Objects in an archive.
+        restored: Of these, the ones that can be read for some days.
     """
+
+    storage_classes = frozenset({"COLD", "ICE"})
+    archives = frozenset({"ICE"})
 
     def __init__(self) -> None:
         super().__init__()
+        self.archived: set[str] = set()
+        self.restored: set[str] = set()
         self._number = next(_numbers)
         self.clock = Clock()
         self.holds_deletes = False
@@ -77,13 +84,48 @@ class Shelf(MemoryBackend):
     def url(self) -> str:
         return f"memory://shelf-{self._number}"
 
+    @property
+    def frozen(self) -> set[str]:
+        """The objects that cannot be read."""
+        return self.archived - self.restored
+
+    def thaw(self) -> None:
+        """Make everything readable, as hours after a request."""
+        self.restored |= self.archived
+
+    def get(self, key, byte_range=None, *, into=None):
+        if key in self.frozen and key in self:
+            raise Archived("in an archive", where=key)
+        return super().get(key, byte_range, into=into)
+
+    def stat(self, key):
+        return super().stat(key)._replace(is_archived=key in self.archived)
+
+    def list(self, prefix="", *, start_after="", limit=None, delimiter=False):
+        found = super().list(prefix, start_after=start_after, limit=limit, delimiter=delimiter)
+        return (info._replace(is_archived=info.key in self.archived) for info in found)
+
+    def move_to_class(self, key, storage_class):
+        self.get(key)
+        (self.archived.add if storage_class in self.archives else self.archived.discard)(key)
+        self.restored.discard(key)
+        self._date(key)
+
+    def restore(self, key, days):
+        self.stat(key)
+        self.restored.add(key)
+
     def put(self, key, body):
         super().put(key, body)
+        self.archived.discard(key)
+        self.restored.discard(key)
         self._date(key)
 
     def put_if_absent(self, key, body):
         created = super().put_if_absent(key, body)
         if created:
+            self.archived.discard(key)
+            self.restored.discard(key)
             self._date(key)
         return created
 
@@ -122,11 +164,13 @@ class Shelf(MemoryBackend):
 
 
 class Wire(Wrapper):
-    """What a process has of a store."""
+    """What a process has of a store; `reads_all` reads archives, too."""
 
-    def __init__(self, inner: Shelf) -> None:
+    storage_classes, archives = Shelf.storage_classes, Shelf.archives
+
+    def __init__(self, inner: Shelf, *, reads_all: bool = False) -> None:
         super().__init__(inner)
-        self.is_cut = False
+        self.is_cut, self._reads_all = False, reads_all
 
     def _call(self, act: Callable[[], _T]) -> _T:
         if self.is_cut:
@@ -135,6 +179,8 @@ class Wire(Wrapper):
         return act() if going is None else going.calls(act)
 
     def get(self, key, byte_range=None, *, into=None):
+        if self._reads_all:
+            return MemoryBackend.get(self.inner, key, byte_range, into=into)
         return self._call(lambda: self.inner.get(key, byte_range, into=into))
 
     def put(self, key, body):
@@ -160,6 +206,12 @@ class Wire(Wrapper):
     def delete(self, key):
         self._call(lambda: self.inner.delete(key))
 
+    def move_to_class(self, key, storage_class):
+        self._call(lambda: self.inner.move_to_class(key, storage_class))
+
+    def restore(self, key, days):
+        self._call(lambda: self.inner.restore(key, days))
+
 
 class Process:
     """A process with a registry open, all of whose work is done in the caller's thread.
@@ -169,8 +221,8 @@ class Process:
         act: What it is in the middle of.
     """
 
-    def __init__(self, shelf: Shelf) -> None:
-        self.wire = Wire(shelf)
+    def __init__(self, shelf: Shelf, *, reads_all: bool = False) -> None:
+        self.wire = Wire(shelf, reads_all=reads_all)
         self.registry: Registry = without_threads(open_on(self.wire))
         self.act: Act | None = None
         self._runs: dict[str, Run] = {}

@@ -36,6 +36,7 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
     {"monitor": _LOSS, "retention": Retention(last=1)},
     {"monitor": _LOSS, "retention": Retention(last=1, best=1)},
     {"preset": _PRESET},
+    {"retention": Retention(last=1, then=("model",))},
 )
 _LIFETIMES = {"loss": "forever", "bandit": "resettable"}
 
@@ -308,6 +309,49 @@ class Writing(Base):
             run.retention.prune(Retention(last=last))
 
         self.on_run("prune", side, who, which, stop, work)
+
+    @rule(
+        side=sides,
+        who=numbers,
+        which=numbers,
+        of=numbers,
+        keep=st.sampled_from(("model", "optimizer")),
+        stop=stops,
+    )
+    def thin(self, side: int, who: int, which: int, of: int, keep: str, stop: Stop) -> None:
+        def work(run: Run, known: RunBook) -> Check:
+            checkpoint = self.checkpoint(run, of)
+            run.retention.thin(checkpoint, keep)
+
+            def check() -> None:
+                # If it was stopped after it had landed, it may be undone by now.
+                parts = known.checkpoints[checkpoint.handle.n].parts
+                assert parts == (keep,) or stop is not None
+
+            return check
+
+        self.on_run("thin", side, who, which, stop, work, misses="ever")
+
+    @rule(
+        side=sides,
+        who=numbers,
+        which=numbers,
+        of=numbers,
+        to=st.sampled_from(("ICE", "ICE", "COLD", None)),
+        stop=stops,
+    )
+    def tier(self, side: int, who: int, which: int, of: int, to: str | None, stop: Stop) -> None:
+        """Archive states, bring them back, or ask for archived ones."""
+        known, process = self.own_run(side, which), self.process(self.sides[side], who)
+        if known is None or process is None:
+            return
+
+        def work() -> None:
+            run = process.run(known.name)
+            ref = self.checkpoint(run, of).ref if of % 2 else run.id
+            process.registry.tier([ref], to, restore_days=None if to else 1)
+
+        self.call("tier", work, [process], stop, misses="beside others")
 
     @rule(side=sides, who=numbers, which=numbers, of=numbers, stop=stops)
     def undo(self, side: int, who: int, which: int, of: int, stop: Stop) -> None:
