@@ -22,7 +22,9 @@ from holdfast.registry.errors import (
     MissingObject,
     ObjectNotFound,
     RegistryError,
+    UnsupportedFormat,
 )
+from holdfast.registry.history import Epochs
 from holdfast.registry.history.actions import Place
 from holdfast.registry.objects import Manifest, ObjectKey, PackRef, Placement, content_bytes
 from holdfast.registry.objects.codecs import CODECS, RAW
@@ -290,3 +292,17 @@ def _unfit(place: Place, manifest: Manifest | None, placement: Placement) -> str
     if part is not None and len(placement.rows) < len(part.direct_chunks):
         return f"{place.placement_key}: the placement does not cover its manifest"
     return None
+
+
+def condemned_by(store: Store, key: ObjectKey) -> str:
+    """Name the epochs that condemned a missing object: if there are any, a rule was broken."""
+    epochs = Epochs(store)
+    try:
+        found = [
+            e
+            for e in range(key.generation + 1, epochs.observe() + 1)
+            if epochs.condemned_by(e, [key])
+        ]
+    except (IntegrityError, UnsupportedFormat):
+        return ""
+    return f"; condemned by epoch {', '.join(map(str, found))}" if found else ""

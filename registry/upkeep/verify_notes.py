@@ -15,6 +15,8 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from os import SEEK_END
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from holdfast.backends.escape import printable, shortened
@@ -43,8 +45,9 @@ _KEPT, _LONGEST, _REFS = 100, 500, 1000
 _SUFFIX, _CHECKED = ".verified", ".checked"
 #: In this many verifications with `since_last` everything is read again, an equal part by each.
 _AGAIN_WITHIN = 30
-#: The most bytes of runs that are kept, before they are compressed.
-_MOST_BYTES = 4 * MAX_FILE_BYTES
+#: Parts are added from this number of runs in each; of more in one, what fits is kept.
+_RUNS_A_PART, _MOST_PARTS = 64, 4096
+_PART_BYTES = MAX_FILE_BYTES
 
 #: What was read: names and sizes, a share of the packs, every byte, or every chunk decoded too.
 Depth = Literal["structure", "sample", "deep", "decode"]
@@ -147,13 +150,20 @@ def damaged_keys(store: Store) -> set[ObjectKey]:
 # What a verification with `since_last` found whole
 
 
-class _Header(Record):
-    """The first line of the file."""
+class _Part(Record):
+    """The first line of a part."""
 
-    format: Literal["holdfast.checked/2"] = "holdfast.checked/2"
+    format: Literal["holdfast.checked/3"] = "holdfast.checked/3"
     registry: str
     replay: int  # version of the replay
+
+
+class _Header(_Part):
+    """The file that names the parts."""
+
     turn: _Count  # verifications since the first one, which read everything
+    parts: Annotated[int, Field(ge=1, le=_MOST_PARTS)]
+    slots: dict[str, int]  # how many slots of each run were read
 
 
 class Checked(Record):
@@ -190,26 +200,35 @@ class Base:
 class LastCheck:
     """The runs and states that the last verification with `since_last` found without faults.
 
-    A run or state of which damage is known is never among them.
+    A run or state of which damage is known is never among them. They are kept in parts by the names
+    of runs: one part is in memory at a time, and what is taken for the next waits in a file.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._first = _Part(registry=store.config.id, replay=REPLAY_VERSION)
+        self._at = -1  # the part in memory
         self._known: dict[str, tuple[Checked, bytes]] = {}
-        self._states: dict[ObjectKey, dict[ObjectKey, int]] = {}
-        self._kept: dict[str, tuple[Checked, bytes]] | None = {}
-        self._kept_bytes = 0
-        self._turn = -1
-        try:
-            self._read()
-        except (RegistryError, InvalidRecord, ValueError) as error:
-            _LOGGER.debug("an earlier verification is not used: %s", error)
-            self._known, self._states = {}, {}
+        self._taken: dict[str, tuple[int, int, int]] = {}  # slots, and where in the file
+        self._file = TemporaryFile()  # noqa: SIM115
+        self._header = self._read_header()
+        damage = known_damage(store)
+        self._doubted = {one.where for one in damage} | set(Damage.of(store).refs)
+        self._damaged = damaged_keys(store)
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._file.close()
 
     @property
     def slots(self) -> Mapping[str, int]:
         """How many slots of each run were read."""
-        return {run_id: seen.slots for run_id, (seen, _) in self._known.items()}
+        return {} if self._header is None else self._header.slots
+
+    def in_parts(self, run_ids: Iterable[str]) -> list[str]:
+        """Return runs in an order that needs each part once."""
+        parts = 1 if self._header is None else self._header.parts
+        return sorted(run_ids, key=lambda run_id: _part_of(run_id, parts))
 
     def base(
         self,
@@ -222,8 +241,10 @@ class LastCheck:
 
         `commits` are the numbers of commits after which a link of the history is wanted.
         """
-        seen, held = self._known.get(run_id, (None, b""))
+        seen, held = self._noted(run_id)
         if seen is None or listed is None or min(commits, default=seen.commits) < seen.commits:
+            return None
+        if run_id in self._doubted or self._is_due(run_id):
             return None
         log = (listed.slots, listed.size_bytes, listed.modified_ms)
         # A part has the name of an old snapshot, and may be new.
@@ -233,20 +254,25 @@ class LastCheck:
             return None
         return Base(seen, held, listed.further == 0)
 
-    def packs_of(self, place: Place, sizes: Mapping[ObjectKey, int]) -> tuple[PackRef, ...] | None:
-        """Return the packs of a state whose objects are as they were; `None` if it is checked."""
-        found = self._states.get(place.placement_key, {})
+    def packs_of(
+        self, run_id: str, place: Place, sizes: Mapping[ObjectKey, int]
+    ) -> tuple[PackRef, ...] | None:
+        """Return the packs of a state that a run holds, if its objects are as they were."""
+        seen, name = self._noted(run_id)[0], str(place.placement_key)
+        if seen is None or run_id in self._doubted or self._is_due(name):
+            return None
+        found = {ObjectKey.parse(key): size for key, size in seen.states.get(name, {}).items()}
         if place.manifest_key not in found or any(sizes.get(key) != found[key] for key in found):
+            return None
+        if not self._damaged.isdisjoint(found):
             return None
         return tuple(PackRef(key, size) for key, size in found.items() if key.kind == "packs")
 
     def take(self, seen: Checked, held: bytes) -> None:
         """Take a run without faults, for the next verification."""
-        self._kept_bytes += len(held)
-        if self._kept_bytes > _MOST_BYTES:
-            self._kept = None
-        if self._kept is not None:
-            self._kept[seen.run] = seen, held
+        line = b"\n".join((seen.encode(), held))
+        self._taken[seen.run] = seen.slots, self._file.seek(0, SEEK_END), len(line)
+        self._file.write(line)
 
     def keep(
         self,
@@ -255,51 +281,88 @@ class LastCheck:
         sizes: Mapping[ObjectKey, int],
     ) -> None:
         """Keep the runs, with the states that each holds and that are without faults."""
-        if self._store.heads is None or self._kept is None:
+        if self._store.heads is None:
             return
-        header = _Header(registry=self._store.config.id, replay=REPLAY_VERSION, turn=self._turn + 1)
-        lines = [header.encode()]
-        for run_id, (seen, run) in self._kept.items():
-            states = {}
-            for one in held[run_id]:
-                if one in whole:
-                    keys = one.manifest_key, one.placement_key, *(ref.key for ref in whole[one])
-                    states[str(one.placement_key)] = {str(k): sizes.get(k, -1) for k in keys}
-            lines += [seen.changed(states=states).encode(), run]
-        data = wrap_frame(b"\n".join(lines))
-        if len(data) <= MAX_FILE_BYTES:
-            self._store.heads.keep(_CHECKED, data)
+        parts = 1
+        while parts < _MOST_PARTS and len(self._taken) > parts * _RUNS_A_PART:
+            parts *= 2
+        runs: dict[int, list[str]] = {}
+        for run_id in sorted(self._taken):
+            runs.setdefault(_part_of(run_id, parts), []).append(run_id)
+        for part, run_ids in runs.items():
+            data, size_bytes = [self._first.encode()], 0
+            for run_id in run_ids:
+                _, start, length = self._taken[run_id]
+                self._file.seek(start)
+                seen, _, run = self._file.read(length).partition(b"\n")
+                states = {}
+                for one in held[run_id]:
+                    if one in whole:
+                        keys = one.manifest_key, one.placement_key, *(ref.key for ref in whole[one])
+                        states[str(one.placement_key)] = {str(k): sizes.get(k, -1) for k in keys}
+                line = Checked.decode(seen, where=_CHECKED).changed(states=states).encode()
+                size_bytes += len(line) + len(run)
+                if size_bytes <= _PART_BYTES:
+                    data += [line, run]
+            content = b"\n".join(data)
+            if content != self._content(part):
+                self._store.heads.keep(_name(part), wrap_frame(content))
+        turn = 0 if self._header is None else self._header.turn + 1
+        slots = {run_id: taken[0] for run_id, taken in self._taken.items()}
+        header = _Header(**self._first.shared(_Part), turn=turn, parts=parts, slots=slots)
+        self._store.heads.keep(_CHECKED, wrap_frame(header.encode()))
 
-    def _read(self) -> None:
+    def _noted(self, run_id: str) -> tuple[Checked, bytes] | tuple[None, bytes]:
+        """Return what is known of a run; reads its part, unless it was the last one read."""
+        if self._header is None:
+            return None, b""
+        part = _part_of(run_id, self._header.parts)
+        if part != self._at:
+            self._at, self._known = part, {}
+            try:
+                _, *lines = (self._content(part) or b"").split(b"\n")
+                for line, held in zip(lines[::2], lines[1::2], strict=True):
+                    seen = Checked.decode(line, where=_CHECKED)
+                    self._known[seen.run] = seen, held
+            except (RegistryError, InvalidRecord, ValueError) as error:
+                _LOGGER.debug("an earlier verification is not used: %s", error)
+                self._known = {}
+        return self._known.get(run_id, (None, b""))
+
+    def _content(self, part: int) -> bytes | None:
+        """Return the content of a part; `None` if there is none of this registry and version."""
+        data = None if self._store.heads is None else self._store.heads.kept(_name(part))
+        try:
+            content = b"" if data is None else unwrap_frame(data, where=_CHECKED)
+        except RegistryError as error:
+            _LOGGER.debug("an earlier verification is not used: %s", error)
+            return None
+        return content if content.partition(b"\n")[0] == self._first.encode() else None
+
+    def _read_header(self) -> _Header | None:
         data = None if self._store.heads is None else self._store.heads.kept(_CHECKED)
-        if data is None:
-            return
-        first, *lines = unwrap_frame(data, where=_CHECKED).split(b"\n")
-        header = _Header.decode(first, where=_CHECKED)
-        expected = self._store.config.id, REPLAY_VERSION
-        if (header.registry, header.replay) != expected:
-            return
         last = last_verify(self._store)
-        if last is not None and last.errors > _KEPT:
-            return  # not all that is damaged is known by name
-        doubted, damaged = set(Damage.of(self._store).refs), damaged_keys(self._store)
-        doubted |= {one.where for one in known_damage(self._store)}
-        for line, held in zip(lines[::2], lines[1::2], strict=True):
-            seen = Checked.decode(line, where=_CHECKED)
-            if seen.run in doubted:
-                continue
-            if not _is_due(seen.run, header.turn):
-                self._known[seen.run] = seen, held
-            for placement, sizes in seen.states.items():
-                found = {ObjectKey.parse(key): size for key, size in sizes.items()}
-                if damaged.isdisjoint(found) and not _is_due(placement, header.turn):
-                    self._states[ObjectKey.parse(placement)] = found
-        self._turn = header.turn
+        if data is None or (last is not None and last.errors > _KEPT):
+            return None  # not all that is damaged is known by name
+        try:
+            header = _Header.decode(unwrap_frame(data, where=_CHECKED), where=_CHECKED)
+        except (RegistryError, InvalidRecord, ValueError) as error:
+            _LOGGER.debug("an earlier verification is not used: %s", error)
+            return None
+        return header if header.shared(_Part) == self._first.shared(_Part) else None
+
+    def _is_due(self, name: str) -> bool:
+        """Return whether a run or a placement is read again in this turn."""
+        turn = 0 if self._header is None else self._header.turn
+        return zlib.crc32(name.encode()) % _AGAIN_WITHIN == turn % _AGAIN_WITHIN
 
 
-def _is_due(name: str, turn: int) -> bool:
-    """Return whether a run or a placement is read again in this turn."""
-    return zlib.crc32(name.encode()) % _AGAIN_WITHIN == turn % _AGAIN_WITHIN
+def _part_of(run_id: str, parts: int) -> int:
+    return zlib.crc32(run_id.encode()) % parts
+
+
+def _name(part: int) -> str:
+    return f"{_CHECKED}-{part}"
 
 
 @dataclass(frozen=True, slots=True)

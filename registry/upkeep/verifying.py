@@ -11,17 +11,16 @@ during the check is no finding.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import closing, nullcontext
 from dataclasses import replace
 
 from holdfast.registry.errors import (
-    IntegrityError,
     ObjectNotFound,
     RegistryError,
-    UnsupportedFormat,
 )
-from holdfast.registry.history import Epochs, list_runs
+from holdfast.registry.history import list_runs
 from holdfast.registry.history.actions import Place
 from holdfast.registry.objects import KINDS, ObjectKey, PackRef, open_pack
 from holdfast.registry.store import Outcome, Progress, Store, Workers, verify_pack_chunks
@@ -53,6 +52,7 @@ from holdfast.registry.upkeep.placement_checks import (
     PlaceCheck,
     WhichRows,
     check_pack,
+    condemned_by,
 )
 from holdfast.registry.upkeep.shards import Shard
 from holdfast.registry.upkeep.signature_check import Keys, SignatureCheck
@@ -91,12 +91,12 @@ def verify(
 ) -> VerifyReport:
     """Check a registry; see `Registry.verify`."""
     part = Shard.parse(shard)
-    last = LastCheck(store) if since_last else None
     check = HeadCheck(store, heads, None if signed is None else SignatureCheck(store, signed))
-    verification = Verification(store, progress, check, executor, last, part)
-    if deep or decode or sample is not None or resume is not None:
-        verification.read_data(sample, resume, decode=decode)
-    report = verification.check()
+    with closing(LastCheck(store)) if since_last else nullcontext() as last:
+        verification = Verification(store, progress, check, executor, last, part)
+        if deep or decode or sample is not None or resume is not None:
+            verification.read_data(sample, resume, decode=decode)
+        report = verification.check()
     if write_heads is not None and report.ok:
         verification.write_heads(write_heads)
     return report
@@ -294,7 +294,8 @@ class Verification:
             base = None if last is None else last.base(one, log, snapshots, commits)
             return Asked(one, snapshots, commits, slot, base, last is not None)
 
-        self._workers.each(read_history, map(asked, run_ids), take)
+        ordered = run_ids if last is None else last.in_parts(run_ids)
+        self._workers.each(read_history, map(asked, ordered), take)
 
     def _report_history(self, history: History) -> None:
         self._findings += [*history.findings, *self._head_check.check(history)]
@@ -303,8 +304,13 @@ class Verification:
         if self._last is not None and history.kept is not None:
             self._last.take(*history.kept)
 
-    def _held(self) -> Collection[Place]:
-        return dict.fromkeys(place for held in self._histories.values() for place in held).keys()
+    def _held(self) -> Mapping[Place, str]:
+        """Return the places of all runs, each with a run that has it."""
+        found: dict[Place, str] = {}
+        for run_id, held in self._histories.items():
+            for place in held:
+                found.setdefault(place, run_id)
+        return found
 
     def _keys_of(self, place: Place) -> tuple[ObjectKey, ...]:
         packs = self._packs_of.get(place, ())
@@ -314,13 +320,15 @@ class Verification:
         """Check placed states; a manifest is read once, however many placements it has."""
         groups: dict[ObjectKey, list[Place]] = {}
         last = None if self._is_whole or self._decoding is not None else self._last
+        run_of = self._held() if last else {}
         read = self._packs.whole | self._packs.faults.keys()  # compared with their placements
         for place in places:
             self._seen.add(place)
             # Of a damaged pack all states that need it are found.
             if not self._packs.faults and not self._shard.has(place.manifest_key):
                 continue
-            packs = last.packs_of(place, self._names.sizes) if last else None
+            run_id = run_of.get(place)  # none has it any more
+            packs = last.packs_of(run_id, place, self._names.sizes) if last and run_id else None
             if packs is not None and read.isdisjoint(pack.key for pack in packs):
                 self._packs_of[place] = packs
             else:
@@ -469,7 +477,7 @@ class Verification:
         for key, fault in self.faults.items():
             refs = tuple(ref for need in needing.get(key, ()) for ref in need.refs)
             if fault.is_gone and refs:
-                message = fault.message + _condemned_by(self._store, key)
+                message = fault.message + condemned_by(self._store, key)
                 yield Finding("missing", str(key), message, refs, _MEND)
             elif not fault.is_gone and (refs or self._is_there(key)):
                 severity: Severity = "error" if refs else "note"
@@ -484,20 +492,6 @@ class Verification:
         if fault.is_within:
             return "decode"
         return "deep" if key in self._packs.faults else "structure"
-
-
-def _condemned_by(store: Store, key: ObjectKey) -> str:
-    """Name the epochs that condemned a missing object: if there are any, a rule was broken."""
-    epochs = Epochs(store)
-    try:
-        found = [
-            e
-            for e in range(key.generation + 1, epochs.observe() + 1)
-            if epochs.condemned_by(e, [key])
-        ]
-    except (IntegrityError, UnsupportedFormat):
-        return ""
-    return f"; condemned by epoch {', '.join(map(str, found))}" if found else ""
 
 
 def _order(finding: Finding) -> tuple[str, str, str]:

@@ -153,8 +153,6 @@ def advice(url: str) -> str:
 #: The most registries with heads; beyond that the files written longest ago are removed.
 MAX_FILES = 1000
 _SUFFIX = ".heads"
-#: Endings of the files beside it.
-BESIDE = (".verified", ".packs", ".rows", ".fields", ".synced", ".pass", ".cared", ".care")
 _STAGED = ".new-"
 _ABANDONED_S = 3600.0
 
@@ -252,6 +250,14 @@ def remove(folder: int, name: str) -> bool:
     return True
 
 
+def remove_all(folder: int, name: str) -> None:
+    """Remove the file of a registry, and the files beside it."""
+    with os.scandir(folder) as entries:
+        mine = [one.name for one in entries if one.name.startswith(beside(name, "."))]
+    for one in mine:
+        remove(folder, one)
+
+
 def _exists(folder: int, name: str) -> bool:
     try:
         os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -266,12 +272,11 @@ def _tidy(folder: int) -> None:
     with os.scandir(folder) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):
-                written_s = entry.stat(follow_symlinks=False).st_mtime
                 if entry.name.endswith(_SUFFIX):
-                    files.append((written_s, entry.name))
-                elif entry.name.startswith(_STAGED) and time.time() - written_s > _ABANDONED_S:
-                    remove(folder, entry.name)
+                    files.append((entry.stat(follow_symlinks=False).st_mtime, entry.name))
+                elif entry.name.startswith(_STAGED):
+                    written_s = entry.stat(follow_symlinks=False).st_mtime
+                    if time.time() - written_s > _ABANDONED_S:
+                        remove(folder, entry.name)
     for _, name in sorted(files)[:-MAX_FILES]:
-        remove(folder, name)
-        for suffix in BESIDE:
-            remove(folder, beside(name, suffix))
+        remove_all(folder, name)

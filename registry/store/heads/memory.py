@@ -227,9 +227,9 @@ def forget(location: Location) -> bool:
 def _forget(path: str, name: str) -> bool:
     try:
         with folder.locked(path) as opened:
-            for suffix in folder.BESIDE:
-                folder.remove(opened, folder.beside(name, suffix))
-            return folder.remove(opened, name)
+            is_known = folder.remove(opened, name)
+            folder.remove_all(opened, name)
+            return is_known
     except OSError as error:
         raise InvalidInput(
             "the heads that were seen cannot be removed",

@@ -312,13 +312,51 @@ def test_an_older_file_of_heads_and_a_wrong_memory_cost_time(many: Path, tmp_pat
     assert check(many).ok
     found = check(many, heads=heads)
     assert (found.findings, found.unchanged) == ((), 2)  # the link of `a` is before its beginning
-    kept = _local(".checked")
+    kept = _local(".checked-0")
     for damage in (b"", kept.read_bytes()[:-1] + b"x", _of_another_history(kept)):
         kept.write_bytes(damage)
         with open_on(Address(many).open()) as reg:
             reg.run("b").streams["s"].append([{"step": 1}])
         assert check(many).findings == ()
     assert check(many).unchanged == 3
+
+
+def test_runs_are_remembered_in_parts_that_are_written_where_something_changed(
+    many: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = unwrap_frame(_local(".checked-0").read_bytes(), where="").split(b"\n")
+    with monkeypatch.context() as patch:  # a part holds the runs that fit
+        patch.setattr(verify_notes, "_PART_BYTES", sum(map(len, lines[1:])) - 1)
+        check(many)
+        assert check(many).unchanged == 2
+    monkeypatch.setattr(verify_notes, "_RUNS_A_PART", 1)
+    check(many)
+    parts = {one.name: one for one in _local(".checked").parent.glob("*.checked-*")}
+    assert len(parts) > 1
+    before = {name: one.stat().st_ino for name, one in parts.items()}
+    with holdfast.open(many) as reg:
+        reg.run("a").save({"w": np.full(99, 77)}, step=77)
+    assert check(many).unchanged == 2
+    after = {name: one.stat().st_ino for name, one in parts.items()}
+    assert len({*before.items()} ^ {*after.items()}) == 2  # one file was replaced
+    # Nobody believes a part that is damaged, or of another registry: its runs are read.
+    (mine,) = [name for name in parts if before[name] != after[name]]
+    whole = parts[mine].read_bytes()
+    with holdfast.open(many) as reg:
+        renamed = unwrap_frame(whole, where="").replace(reg.handle.store.config.id.encode(), b"0")
+    for harm in (whole[:-1] + b"x", wrap_frame(renamed)):
+        _flip(_slot(many, 3), keeps_time=True)
+        assert check(many).ok
+        parts[mine].write_bytes(harm)
+        assert not check(many).ok
+        _flip(_slot(many, 3), keeps_time=True)
+        assert check(many).ok
+    assert holdfast.trust(many)
+    assert not list(_folder().glob("*.checked*"))
+
+
+def _folder() -> Path:
+    return Path(os.environ["XDG_STATE_HOME"]) / "holdfast" / "heads"
 
 
 def _of_another_history(kept: Path) -> bytes:
