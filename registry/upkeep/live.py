@@ -8,7 +8,7 @@ the object that it names.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, islice
@@ -35,6 +35,7 @@ from holdfast.registry.objects import (
     RUNS,
     ObjectKey,
     Placement,
+    content_bytes,
     is_run_id,
     parse_number,
     slot_key,
@@ -55,6 +56,8 @@ _PAGE = 1000
 _TOGETHER = 2**13
 #: Bytes of placements that are kept while runs are read, and of one of them without its packs.
 _KNOWN_BYTES, _PLACEMENT_BYTES = 2**27, 512
+#: Of placements that unpack to more than this, one is in memory at a time.
+_LARGE_BYTES, _TURN = 2**18, Lock()
 #: Errors of a run that cannot be read, which an operator may give up.
 UNREADABLE = (IntegrityError, UnsupportedFormat)
 
@@ -295,9 +298,10 @@ class Needs:
 def _read_packs(store: Store, place: Place) -> tuple[Digest, bytes]:
     """Return the manifest of a placement, and the records of its packs."""
     key = place.placement_key
-    # Not from the handle's cache: the bytes on the store count.
-    placement = Placement.decode(store.read(key), key.digest, where=str(key))
-    return placement.manifest, b"".join(pack.key.record for pack in placement.packs)
+    data = store.read(key)  # not from the handle's cache: the bytes on the store count
+    with _TURN if content_bytes(data) > _LARGE_BYTES else nullcontext():
+        placement = Placement.decode(data, key.digest, where=str(key))
+        return placement.manifest, b"".join(pack.key.record for pack in placement.packs)
 
 
 def _packs_of(place: Place, found: Outcome[tuple[Digest, bytes]]) -> Outcome[bytes]:

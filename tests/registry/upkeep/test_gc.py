@@ -6,6 +6,8 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from threading import Event
 from uuid import uuid4
 
 import pytest
@@ -890,6 +892,27 @@ def test_what_a_collection_knows_of_placements_is_bounded(monkeypatch):
         key = ObjectKey("placements", Digest.of(bytes([number])), 0)
         needs._know(key, (Digest.of(b""), bytes(100)))
     assert len(needs._packs) == 4
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+def test_one_large_placement_is_unpacked_at_a_time(is_large, backend, run, monkeypatch):
+    """A thread that is within waits for others: they come unless the placements are large."""
+    for step in range(4):
+        run.save(small_state(step), step=step)
+    within, others = [], Event()
+    decode = live.Placement.decode
+
+    def slowly(*args, **more):
+        within.append(1)
+        (others.set if len(within) > 1 else partial(others.wait, 0.05 if is_large else 60))()
+        within.pop()
+        return decode(*args, **more)
+
+    monkeypatch.setattr(live.Placement, "decode", slowly)
+    monkeypatch.setattr(live, "_LARGE_BYTES", 0 if is_large else 2**20)
+    with open_on(backend) as opened:
+        collect(opened.handle.store, grace_s=0)
+    assert others.is_set() != is_large
 
 
 def test_a_second_collection_reads_each_slot_and_placement_once(thinned, reg, backend):
