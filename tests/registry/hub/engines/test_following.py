@@ -425,7 +425,7 @@ def test_a_damaged_version_is_fetched_at_most_every_five_minutes(
         with pytest.raises(Damaged):
             follower.poll()
         clock.now_s += 30
-    assert 24 <= gets.count(key) <= 60
+    assert 24 <= gets.count(key) <= 100  # each try reads it twice
     flip(backend, key)  # repaired
     clock.now_s += following._LONGEST_DAMAGE_S
     assert getattr(follower.poll(), "step", None) == 1
