@@ -103,7 +103,7 @@ def log(
 
 
 def _words(kind: str, pin: str = "") -> set[str]:
-    """Return what people call an action; `pin` is the kind of a pin that it sets."""
+    """Return the names of an action; `pin` is the kind of a pin that it sets."""
     return {kind, *kind.split("."), pin, "drop" if "hide" in kind else ""} - {""}
 
 

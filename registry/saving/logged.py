@@ -1,4 +1,4 @@
-"""What a training program logs between checkpoints, until a commit has it: two streams of the run.
+"""Entries that a training program logs between checkpoints, in two streams, until their commit.
 
 Numbers are for the stream `log`, texts and pictures for `log-samples`. An entry waits in memory.
 The next save of its step or a later one takes it along in its commit, so that a resume goes back to
@@ -209,7 +209,7 @@ class StepLog:
             return tuple(self._taken)
 
     def _take(self, step: float = math.inf) -> dict[str, Entries]:
-        """Return what waits up to a step, by stream; it waits no longer."""
+        """Take the waiting entries up to a step, by stream."""
         waiting = self._waiting.items()
         taken = {name: [one for one in some if one["step"] <= step] for name, some in waiting}
         self._waiting = {

@@ -1,4 +1,4 @@
-"""What `holdfast ui --edit` may write: notes, tags and labels of a run, and nothing else.
+"""The writes of `holdfast ui --edit`: notes, tags and labels of a run, and nothing else.
 
 No act here drops, evicts, prunes, or changes the retention of a run; each commits one of four
 actions. The server admits a request by the origin of its page and the page's token.

@@ -57,7 +57,7 @@ class _Damage:
     again_s: float  # when it is tried again, by the monotonic clock
 
     def status(self) -> dict[str, Any]:
-        """Return what the status file says of it."""
+        """Return its entry in the status file."""
         again_s = time.time() + self.again_s - _monotonic()
         return {"n": self.n, "tries": self.tries, "again": format_time(round(again_s) * 1000)}
 
@@ -325,7 +325,7 @@ class _Link:
         self.thread.start()
 
     def status(self) -> dict[str, Any]:
-        """Return what the status file says of it."""
+        """Return its entry in the status file."""
         confirmed = self.confirmed and self.confirmed.to_json()
         at = self.confirmed and format_time(int(self.confirmed_s * 1000))
         about = {"engine": self.engine.name, "confirmed": confirmed, "at": at}

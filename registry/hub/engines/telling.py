@@ -303,7 +303,7 @@ class _Caller:
         )
 
     def _without_key(self, said: str) -> str:
-        """Return what an engine or a library says, to be shown."""
+        """Return words of an engine or a library, to be shown."""
         return printable(said.replace(self._key, "***") if self._key else said)
 
     def _ask(
