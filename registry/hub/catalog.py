@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from threading import Lock
-from typing import TypeVar
+from typing import Any
 
 from holdfast.registry.curation import Release
 from holdfast.registry.errors import InvalidInput, NotFound
@@ -21,9 +21,6 @@ from holdfast.registry.hub.views import View, ViewOptions, view_of
 from holdfast.registry.loading import Checkpoint, Stored
 from holdfast.registry.objects import RECENT_BYTES, RecentChunks, is_run_id
 from holdfast.registry.ui import Source
-
-_K = TypeVar("_K")
-_V = TypeVar("_V")
 
 MAIN = "main"
 #: The project of a run that has none: some clients read only names of two parts.
@@ -154,7 +151,7 @@ class Catalog:
         return made
 
 
-def _keep(kept: OrderedDict[_K, _V], key: _K, value: _V) -> None:
+def _keep(kept: OrderedDict[Any, Any], key: object, value: object) -> None:
     kept[key] = value
     kept.move_to_end(key)
     if len(kept) > _KEPT_VIEWS:

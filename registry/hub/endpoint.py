@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import parse_qs, quote
 
 from starlette.types import Message, Receive, Scope, Send
@@ -48,7 +48,6 @@ _OPEN_FILES = 32
 _RESOLVERS, _READERS = 16, 16
 _LONGEST_BODY = 2**20
 _REASON_CHARACTERS = 300
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,22 +137,14 @@ class Endpoint:
             self._figures.add("hub_open_requests", -1)
             self._figures.add("hub_requests_total", status=status)
             self._figures.add("hub_sent_bytes_total", sent["bytes"])
-            self._note(scope, caller, status, sent["bytes"], time.monotonic() - began_s, reason)
+            took = f"{1000 * (time.monotonic() - began_s):.0f}ms"
+            self._note(scope, caller, status, sent["bytes"], took, printable(reason))
 
-    def _note(
-        self,
-        scope: Scope,
-        caller: Token | None,
-        status: int,
-        sent_bytes: int,
-        took_s: float,
-        reason: str,
-    ) -> None:
+    def _note(self, scope: Scope, caller: Token | None, *result: object) -> None:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         name = "?" if caller is None else caller.name
         path = printable(scope["raw_path"].decode("latin-1"))
-        words = [now, name, scope["method"], path, status, sent_bytes, f"{1000 * took_s:.0f}ms"]
-        self._log(" ".join(map(str, [*words, printable(reason)])).rstrip())
+        self._log(" ".join(map(str, [now, name, scope["method"], path, *result])).rstrip())
 
     # Answers
 
@@ -194,7 +185,9 @@ class Endpoint:
             return _absent()
         view = self._catalog.known(request.repo, request.revision)
         if view is None:
-            view = await self._in_time(lambda: self._find(request))
+            loop = asyncio.get_running_loop()
+            coming = loop.run_in_executor(self._resolvers, self._find, request)
+            view = await asyncio.wait_for(coming, _PATIENCE_S)
             if view is None:
                 return _absent()
         query = parse_qs(scope["query_string"].decode("latin-1"))
@@ -216,10 +209,6 @@ class Endpoint:
         except (NotFound, InvalidInput):
             return None
         return self._catalog.view(request.repo, run, request.revision)
-
-    async def _in_time(self, find: Callable[[], _T]) -> _T:
-        loop = asyncio.get_running_loop()
-        return await asyncio.wait_for(loop.run_in_executor(self._resolvers, find), _PATIENCE_S)
 
     def _file(
         self, view: View, request: Asked, method: str, headers: Mapping[str, str]
