@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 import holdfast
-from holdfast.backends import ObjectInfo, parse
+from holdfast.backends import Backend, ObjectInfo, parse
 from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.wrappers import Call, Metered, Wrapper
 from holdfast.registry.face.factory import open_on
@@ -79,8 +79,8 @@ class Taken:
 class Paged(Wrapper):
     """A store that counts what a bucket bills: each thousand keys of a listing."""
 
-    def __init__(self, folder: Path, calls: list[Call]) -> None:
-        super().__init__(Metered(LocalBackend(folder), calls))
+    def __init__(self, store: Backend, calls: list[Call]) -> None:
+        super().__init__(Metered(store, calls))
         self._calls = calls
 
     def list(self, *given: Any, **options: Any) -> Iterator[ObjectInfo]:
@@ -124,7 +124,7 @@ class Team:
         self._commits += saves + 1
 
     def _open(self, place: str, calls: list[Call] | None = None) -> holdfast.Registry:
-        backend = Paged(self._folder / place, [] if calls is None else calls)
+        backend = Paged(LocalBackend(self._folder / place), [] if calls is None else calls)
         return open_on(backend, heads=open_heads(parse(f"s3://{self._folder.name}/{place}")))
 
     def _sync(self, calls: list[Call]) -> None:

@@ -22,7 +22,7 @@ from holdfast.registry.values import renaming
 #: By name: the module and function of a command, and the first sentence of its help.
 _COMMANDS = {
     "init": "registries.init: Create a registry.",
-    "doctor": "verify.doctor: Check whether a registry can be used.",
+    "doctor": "verify.doctor: Check whether a registry can be used; its probes are deleted.",
     "push": "files.push: Store a file or folder as a checkpoint, artifact or run.",
     "pull": "files.pull: Write a checkpoint or another state to a file, or a run to a folder.",
     "ls": "checkpoints.ls: List checkpoints, newest last, or what else a run holds.",
@@ -161,7 +161,9 @@ _INSTEAD: dict[str, str] = dict(
         "checkpoints = ls, create = init` or `holdfast run create, save = push, upload = push, "
         "load = pull, download = pull, export = pull, history = log, compare = diff, "
         "status = run show, restore = undo, serve = ui` or `holdfast hub, clone = sync, "
-        "fsck = verify",
+        "fsck = verify, best = ls '*/best', get = pull, plot = page` or `holdfast ui, info = show, "
+        "events = log, lineage = log --graph, releases = ls RUN/releases, tags = ls RUN/tags, "
+        "streams = ls RUN/streams, metrics = ls RUN, archive = tier",
     )
 )
 

@@ -67,8 +67,8 @@ def ls(
     *,
     run: str | None = argument(
         "RUN[/KIND]",
-        "Only this run: its checkpoints, or its KIND: pins (tags, gates, releases and artifacts), "
-        "one of these four, pool or streams; '*/best': the best of each run, the best first.",
+        "Only this run, or runs by a pattern; or its KIND: pins (tags, gates, releases and "
+        "artifacts), one of these four, pool or streams; '*/best': the best of each run.",
         envvar="HOLDFAST_RUN",
         autocompletion=completing.RUNS,
         default=None,
@@ -91,15 +91,21 @@ def ls(
             from holdfast.registry.cli.run_listing import bests
 
             return bests(opened, run)
+        if slash and options.is_pattern(run):
+            raise NotFound(
+                "no list for a pattern of runs", where=kind, expected=f"{run}/best or {run}"
+            )
         if slash:
             return _of_kind(opened.run(run), kind, evicted=evicted)
+    if run is not None and not options.is_pattern(run):
         one = log_of(opened, run)
         return Answer(
             lambda: _records(opened, one, evicted=evicted),
             lambda: _text([one.run], {run: _records(opened, one, evicted=evicted)}, {}, _LS),
         )
     listing = Listing(opened)
-    runs = listing.runs()
+    names = None if run is None else options.matching([run], opened.run_names)
+    runs = [one for one in listing.runs() if names is None or one.id in names]
 
     def described() -> dict[str, list[dict[str, Any]]]:
         return listing.described(

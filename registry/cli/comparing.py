@@ -85,7 +85,7 @@ def diff(
     *,
     refs: list[str] = argument(
         "REF...",
-        "Two checkpoints; with --runs names of runs or patterns.",
+        "Two checkpoints or releases; with --runs names of runs or patterns.",
         autocompletion=completing.REFS,
     ),
     values: bool = flag("--values", "Read changed tensors, and show how far they moved."),
@@ -109,22 +109,22 @@ def diff(
         return _runs(opened, names) if rank is None else _ranked(opened, names, rank)
     if len(refs) != 2 or rank or where:
         raise typer.BadParameter("two checkpoints are compared; --runs compares runs")
-    old, new = map(opened.checkpoint, refs)
+    old, new = map(opened.stored, refs)
     found = compare(old.handle, new.handle, values=values)
     return Answer(
         lambda: _diff_json(old, new, found, values=values),
-        lambda: _print_checkpoints(old, new, found),
+        lambda: _print_states(old, new, found),
     )
 
 
-def _print_checkpoints(old: Checkpoint, new: Checkpoint, found: Diff) -> Iterator[Part]:
+def _print_states(old: Stored, new: Stored, found: Diff) -> Iterator[Part]:
     yield from [f"the same state: {new.digest.short}"] if found.is_same else _print_diff(found)
     if rows := _metrics_json(old, new):
         yield from ("", Table(_METRICS, rows, is_main=False))
 
 
-def _metrics_json(old: Checkpoint, new: Checkpoint) -> list[dict[str, Any]]:
-    before, after = old.metrics, new.metrics
+def _metrics_json(old: Stored, new: Stored) -> list[dict[str, Any]]:
+    before, after = (one.metrics if isinstance(one, Checkpoint) else {} for one in (old, new))
     names = dict.fromkeys((*before, *after))
     return [{"metric": one, "before": before.get(one), "after": after.get(one)} for one in names]
 
@@ -227,8 +227,14 @@ def _ranked(opened: Registry, names: list[str], metric: str) -> Answer:
 def _sweep(runs: Sequence[RunManifest]) -> list[dict[str, Any]]:
     settings = _differing([settings_of(run) for run in runs])
     config = _differing([config_by_path(run.config) if run.created else {} for run in runs])
+    keys = {key for one in config for key in one}
     return [
-        {"run": run.run_id, "settings": mine, "config": own, **_best(run)}
+        {
+            "run": run.run_id,
+            "settings": {f"run.{key}" if key in keys else key: one for key, one in mine.items()},
+            "config": own,
+            **_best(run),
+        }
         for run, mine, own in zip(runs, settings, config, strict=True)
     ]
 
@@ -341,7 +347,7 @@ def _distance(found: Distance) -> str:
     return ", ".join(parts)
 
 
-def _diff_json(old: Checkpoint, new: Checkpoint, found: Diff, *, values: bool) -> dict[str, Any]:
+def _diff_json(old: Stored, new: Stored, found: Diff, *, values: bool) -> dict[str, Any]:
     return {
         "before": {"ref": old.ref, "id": old.digest},
         "after": {"ref": new.ref, "id": new.digest},

@@ -100,6 +100,11 @@ def is_usage(error: BaseException) -> bool:
     return isinstance(error, typer.Exit | typer.Abort) or hasattr(error, "format_message")
 
 
+#: Options of other tools, each with ours.
+_OTHERS = {"--keep": "--last", "--limit": "-n", "--output": "--to", "-o": "--to"}
+_OTHERS |= {"--status": "--where", "--filter": "--where", "--total": "--free"}
+
+
 def report_usage(error: Any) -> int:
     """Report a wrong command line on stderr, and return the exit status."""
     text = error.format_message()
@@ -109,6 +114,10 @@ def report_usage(error: Any) -> int:
         text = text.removeprefix("Invalid value: ")
         for parsers, ours in _WORDS.items():
             text = re.sub(parsers, ours, text)
+        other = _OTHERS.get(text.removeprefix("No such option: ").split()[0])
+        known = error.ctx.command.params if error.ctx is not None else ()
+        if other and any(other in one.opts for one in known):
+            text = f"{text.partition(' (')[0]}: use `{other}`"
         _print(f"error: {text[:1].lower()}{text[1:].removesuffix('.')}")
         if error.ctx is not None:
             _print(f"hint: `{error.ctx.command_path} --help` describes it.")

@@ -347,9 +347,10 @@ def _ways(opened: Registry, dask: str | None) -> Answer:
     with workers_at(dask) as executor:
         ways, damaged = ways_to_free(opened.handle.store, executor=executor)
     rows = [picked(one, "what runs states freed_bytes command") for one in ways]
+    total = ["", f"{output.size(sum(one.freed_bytes for one in ways))} in all"] if ways else []
     return Answer(
         lambda: rows,
-        lambda: [Table(_WAYS, rows, none="nothing can go but what runs keep")],
+        lambda: [Table(_WAYS, rows, none="nothing can go but what runs keep"), *total],
         damaged=damaged,
     )
 

@@ -33,6 +33,8 @@ from holdfast.registry.values import abridged, number
 if TYPE_CHECKING:
     from holdfast.registry.face import Run
     from holdfast.registry.history.actions import Parent
+    from holdfast.registry.history.replay import RunManifest
+    from holdfast.registry.spec import Monitor
 
 _LS = (
     Column("run"),
@@ -49,9 +51,8 @@ _LS = (
 )
 _BESTS = (*map(Column, ("run", "ref", "metric", "mode")), *numbers("step"))
 _BESTS += numbers("value", text=number)
-_BEST = ("_values", "_steps", "")
 #: Form of `summary`; raise it whenever that or `run_json` makes something else.
-FORM = 7
+FORM = 8
 
 
 @command(reads, table=True)
@@ -105,21 +106,21 @@ def fitting(opened: Registry, names: list[str], where: str) -> list[str]:
 
 
 def bests(opened: Registry, pattern: str) -> Answer:
-    """Return the best checkpoint of each run by its first monitor, the best first."""
+    """Return the best checkpoint of each run by its first monitor, inherited ones apart."""
     listing = Listing(opened)
     found, blocks = listing.summaries(summary, FORM), dict[str, list[dict[str, Any]]]()
     names = options.matching([pattern], lambda: [*found, *listing.damaged])
-    for row in (found[name]["row"] for name in names if name in found):
-        for one in row["monitors"][:1]:
-            value, step, at = (row[f"best{what}"][one["metric"]] for what in _BEST)
-            best = {"run": row["run"], **one, "value": value, "step": step, "ref": at}
-            blocks.setdefault(":".join(one.values()), []).extend([best] * bool(at))
-    for by, some in blocks.items():
-        some.sort(key=lambda best: best["value"], reverse=by.endswith(":max"))
+    for best in (found[name]["own_best"] for name in names if name in found):
+        if best is not None:
+            blocks.setdefault(f"{best['metric']}:{best['mode']}", []).append(best)
+    for label, some in blocks.items():
+        some.sort(key=lambda best: best["value"], reverse=label.endswith(":max"))
     rows = [best for some in sorted(blocks.values(), key=len, reverse=True) for best in some]
     left = abridged([name for name in names if all(name != best["run"] for best in rows)], ", ")
     mixed = f"{', '.join(blocks)} are not compared: each is sorted by itself"
-    notes = [mixed] * (len(blocks) > 1) + [f"without a best checkpoint: {left}"] * bool(left)
+    notes = [mixed] * (len(blocks) > 1) + [
+        f"without a best checkpoint of their own: {left}"
+    ] * bool(left)
     damaged = {name: error for name, error in listing.damaged.items() if name in names}
     return Answer(lambda: rows, lambda: [Table(_BESTS, rows, none="none")], notes, damaged=damaged)
 
@@ -135,6 +136,7 @@ def summary(run: Run) -> dict[str, Any]:
         "trend": [one.measured(record.metrics) for one in monitors[:1] for record in records],
         "remarks": [one.partition(":")[0] for one in run_remarks(manifest)],
         "due_ms": heard_of(run).due_ms,
+        "own_best": next((_best_json(manifest, one) for one in monitors), None),
         "fields": kept_fields(run.handle.log),
     }
 
@@ -156,6 +158,18 @@ def _for_people(row: Mapping[str, Any], one: Mapping[str, Any]) -> dict[str, Any
     """Return the fields of a row that `--json` has in another form, or does not have."""
     status = ", ".join(_status(row, one["status"], one["remarks"]))
     return {"status": status, "trend": one["trend"], "best_order": _best_order(row)}
+
+
+def _best_json(run: RunManifest, by: Monitor) -> dict[str, Any] | None:
+    if (best := run.own_best(by)) is None:
+        return None
+    shape = {"run": run.run_id, "metric": by.metric, "mode": by.mode}
+    return {
+        **shape,
+        "value": best.metrics[by.metric],
+        "step": best.step,
+        "ref": ref(run.run_id, best),
+    }
 
 
 def _best_order(row: Mapping[str, Any]) -> tuple[str, float] | None:

@@ -303,7 +303,7 @@ def doctor(
     json: bool,
     public: bool = flag("--public", "Mask keys, names and places: for a public issue."),
 ) -> Answer:
-    """Check whether a registry can be used.
+    """Check whether a registry can be used; its probes are deleted.
 
     Prints one line for each check. The exit status is 8 if one fails.
     """

@@ -18,7 +18,7 @@ from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.spec import Monitor
 from holdfast.registry.tables import config_of
-from holdfast.registry.values import number
+from holdfast.registry.values import abridged, number
 
 #: The fewest runs that are ranked; shuffles of the metric.
 _LEAST, _SHUFFLES = 6, 1000
@@ -99,11 +99,13 @@ def rank_config(
     bests = [(run, run.own_best(by)) for run in sorted(runs, key=lambda run: run.run_id)]
     known = [(run, one.rank(by)) for run, one in bests if one and math.isfinite(one.rank(by))]
     if len(known) < _LEAST:
+        names = {name for run in runs for one in run.live() for name in one.metrics}
         raise InvalidInput(
             "too few runs to rank their configurations",
             where=by.metric,
             expected=f"at least {_LEAST} runs with a value of it",
             found=len(known),
+            hint=f"They have {abridged(sorted(names), ', ')}." if names else None,
         )
     costs, configs = np.array([one for _, one in known]), [config_of(run) for run, _ in known]
     ranked: dict[tuple[int, ...], KeyRank] = {}

@@ -235,8 +235,7 @@ def _number(log: RunLog, segments: list[str]) -> int:
         "not a ref",
         where=f"{log.run_id}/{path}",
         expected=FORMS,
-        hint=_step_of(log.run, path)
-        or near(path, ["latest", "best", *(f"tags/{name}" for name in log.run.tags)]),
+        hint=_step_of(log.run, path) or _near(log.run, path),
     )
 
 
@@ -245,6 +244,13 @@ def _step_of(run: RunManifest, path: str) -> str | None:
     match = re.fullmatch(r"(?:.*/)?(?:step)?(\d{1,16})", path)
     found = [f"{run.run_id}/{step_ref(one)}" for one in run.live() if _is_step(one, match)]
     return f"Did you mean {' or '.join(found)}?" if found else None
+
+
+def _near(run: RunManifest, path: str) -> str | None:
+    """Return the names like this one; a pin may be named without its kind."""
+    names = ["latest", "best", *(f"{pin.kind}s/{pin.name}" for pin in run.pins)]
+    same = [one for one in names if one.rpartition("/")[2] == path.removeprefix("v")]
+    return f"Did you mean {' or '.join(map(repr, same))}?" if same else near(path, names)
 
 
 def _is_step(record: CheckpointRecord, match: re.Match[str] | None) -> bool:

@@ -410,7 +410,7 @@ class NamedTensors:
             f"a {self.format} file holds the tensors of one component",
             where=content.where,
             found=", ".join(parts) or "none",
-            hint="Choose one, such as `--only model`, or pull to a .zarr or .pt file.",
+            hint="Choose one, such as `--only model`, or pull to a .zarr, which keeps all.",
         )
 
     def _flat(self, part: FlatComponent) -> dict[str, ArrayLeaf]:

@@ -16,11 +16,11 @@ from holdfast.registry.upkeep.usage import measure
 
 #: Each way with its command, in the order in which states are counted.
 WAYS = {
-    "dropped runs, once they cannot come back": "holdfast gc",
+    "dropped runs, after the delay of drops": "holdfast gc",
     "failed runs, without gates, tags, releases": "holdfast run rm RUN --reason TEXT",
     "checkpoints that policies evict": "holdfast prune '*'",
     "older checkpoints of runs without a policy": "holdfast prune RUN --last 1",
-    "objects that nothing needs": "holdfast gc",
+    "objects that nothing needs, after the grace": "holdfast gc",
     "chunks in needed packs that nothing needs": "holdfast repack",
 }
 _DROPPED, _FAILED, _EVICTED, _OLDER, _OBJECTS, _CHUNKS = WAYS

@@ -413,6 +413,13 @@ def test_run_diff_of_a_sweep(call: Call, call_json: CallJson, url: str) -> None:
     assert header.split()[:3] == ["run", "lr", "opt/b"]
     assert [line.split()[0] for line in lines] == ["demo", "sweep-2", "sweep-1", "sweep-0"]
     assert "a run is compared with others" in call("diff", "--runs", "demo", status=3).stderr
+    with holdfast.open(url) as opened:  # a seed of the program beside the seed of the run
+        for seed in (1, 2, 3):
+            opened.create_run(f"seed-{seed}", config={"seed": seed}, seed=seed)
+    rows = call_json("diff", "--runs", "seed-*")
+    assert [(one["settings"], one["config"]) for one in rows[:1]] == [
+        ({"run.seed": 1}, {"seed": 1})
+    ]
 
 
 def test_which_keys_of_a_sweep_go_with_a_metric(call: Call, call_json: CallJson, url: str) -> None:

@@ -64,7 +64,14 @@ def test_the_best_of_many_runs_never_mixes_monitors(
             run = opened.create_run(f"s-{name}", monitor=monitor)
             for step, value in enumerate(values):
                 run.save({"w": np.full(2, step)}, step=step, metrics={metric: value})
+        opened.fork("s-b/best", "s-untrained")
+        later = opened.fork("s-d/best", "s-later")
+        later.save({"w": np.full(2, 9)}, step=7, metrics={"acc": 0.6})
     rows = call_json("ls", "s-*/best")
+    assert [row.pop("ref") for row in rows if row["run"] == "s-later"] == [
+        "s-later/main/step00000007"  # its own best, not the better one that it inherited
+    ]
+    rows = [row for row in rows if row["run"] != "s-later"]
     assert [(one["run"], one["step"], one["value"]) for one in rows] == [
         *(("s-d", 1, 0.9), ("s-f", 0, 0.7), ("s-c", 0, 0.5)),
         *(("s-b", 0, 0.1), ("s-a", 1, 0.2)),
@@ -73,15 +80,16 @@ def test_the_best_of_many_runs_never_mixes_monitors(
     assert call_json("show", rows[0]["ref"])["metrics"] == {"acc": 0.9}
     said = call("ls", "s-*/best")
     assert [line.split()[0] for line in said.stdout.splitlines()] == [
-        *("run", "s-d", "s-f", "s-c", "s-b", "s-a")
+        *("run", "s-d", "s-f", "s-later", "s-c", "s-b", "s-a")
     ]
     assert said.stderr.splitlines() == [
         "err:min, acc:max are not compared: each is sorted by itself",
-        "without a best checkpoint: s-e",
+        "without a best checkpoint of their own: s-e, s-untrained",
     ]
     assert "not compared" not in call("ls", "s-[ab]/best").stderr
     assert "damaged: bad" in call("ls", "*/best", status=6).stderr
     assert "no run has a name like this" in call("ls", "x*/best", status=4).stderr
+    assert {one["run"] for one in call_json("ls", "s-[ab]")} == {"s-a", "s-b"}
 
 
 def test_run_ls_shows_the_runs_that_fit(call: Call, call_json: CallJson, damaged: Path) -> None:

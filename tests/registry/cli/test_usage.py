@@ -119,7 +119,9 @@ def test_what_can_be_deleted_and_by_which_command(
     call("prune", "old", "--last", "1")
     last = call("du", "--free").stdout.splitlines()
     assert last[0].split() == ["what", "runs", "states", "freed", "command"]
-    (dead,) = (line for line in last if line.startswith("objects that nothing needs"))
+    (dead,) = (
+        line for line in last if line.startswith("objects that nothing needs, after the grace")
+    )
     assert dead.endswith("holdfast gc")
     assert "whole registry" in call("du", "demo", "--free", status=2).stderr
 
