@@ -39,6 +39,7 @@ BENCHMARKS = {
     " --dir {dir}",
     "collection": "--objects *3000",
     "nights": "--dir {dir}",
+    "upkeep": "--objects *9900 --listed *1000 --places folder,{server} --dir {dir}",
     "transports": "--servers {server} --ways plain,latency --packs 2 --pack-bytes 16777216"
     " --seconds 10",
     "manifest_load": "'1.3 B'",

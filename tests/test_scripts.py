@@ -71,6 +71,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
         "s3fs, the better of both",
     ),
     "ui": ("--server moto --total 3 --runs 3 --checkpoints 2 --rounds 1", "health  "),
+    "upkeep": ("--objects 300 --listed 4 --dir {dir}", "run ls, runs sealed"),
     "workloads": ("--scale 0.001", "parameters"),
 }
 #: They start servers, other processes or large libraries.

@@ -104,8 +104,7 @@ def ls(
             lambda: _text([one.run], {run: _records(opened, one, evicted=evicted)}, {}, _LS),
         )
     listing = Listing(opened)
-    names = None if run is None else options.matching([run], opened.run_names)
-    runs = [one for one in listing.runs() if names is None or one.id in names]
+    runs = listing.runs(None if run is None else options.matching([run], opened.run_names))
 
     def described() -> dict[str, list[dict[str, Any]]]:
         return listing.described(

@@ -33,10 +33,10 @@ class Listing:
         self.damaged: dict[str, RegistryError] = {}
         self.notes: list[str] = []
 
-    def runs(self) -> list[Run]:
+    def runs(self, names: Sequence[str] | None = None) -> list[Run]:
         """Return the runs that can be read, opened several at once; name stray folders."""
         found = []
-        names = self._opened.run_names()
+        names = self._opened.run_names() if names is None else names
         for name, run in zip(
             names, self._opened.handle.store.pools.bulk.map(self._open, names), strict=True
         ):
