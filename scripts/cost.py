@@ -11,6 +11,7 @@ prediction with what a team asked of its store in a simulated month.
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass
 
 NIGHTS = 30
@@ -112,7 +113,7 @@ def caring(day: Day, packs: int) -> tuple[float, float]:
 
 def syncing(day: Day, packs: int) -> tuple[float, float]:
     """Return those of a night's `sync`, at both ends."""
-    puts = 2 * day.runs + 6 * day.training + day.fresh * (3 * packs + 2)
+    puts = 2 * day.runs + 6 * day.training + day.fresh * (2 * packs + 2)
     return puts, day.runs + 10 * day.training + day.slots + day.fresh * (2 + packs)
 
 
@@ -163,6 +164,37 @@ def predict(work: Work) -> Month:
     return month
 
 
+#: Parts in which others put a file; objects beside the chunks of a commit of icechunk: manifest,
+#: snapshot, transaction log, and the repository's own.
+PART_BYTES, ICECHUNK_OBJECTS = 64 * 2**20, 4
+
+
+def by_others(work: Work) -> dict[str, Month]:
+    """Return what other ways of keeping the same checkpoints need, as far as can be computed.
+
+    Each puts the same bytes, keeps the same checkpoints, and copies what is kept to mirrors. With
+    `torch.save` a program of yours lists each run in the night and deletes. icechunk expires its
+    history by age, lists all objects, and reads the snapshot and manifest of each commit that
+    stays; for a day nothing is deleted. Nobody may write meanwhile.
+    """
+    file, commits = Month(), Month()
+    parts = math.ceil(work.size_bytes / PART_BYTES)
+    for number in range(1, NIGHTS + 1):
+        day = day_of(work, number)
+        saves, copies = work.training * work.saves, day.fresh * work.mirrors
+        file.puts += (saves + copies) * (parts + 2) + day.runs * (1 + work.mirrors)
+        file.gets += copies * parts
+        commits.puts += (saves + copies) * (parts + ICECHUNK_OBJECTS)
+        commits.puts += (1 + work.mirrors) * day.kept * (parts + ICECHUNK_OBJECTS) / 1000
+        commits.gets += saves * ICECHUNK_OBJECTS + copies * (parts + ICECHUNK_OBJECTS)
+        commits.gets += 2 * (1 + work.mirrors) * day.kept
+        file.end_bytes = day.kept * work.size_bytes * (1 + work.mirrors)
+        commits.end_bytes = file.end_bytes + day.gone * work.size_bytes
+        for month in (file, commits):
+            month.byte_months += month.end_bytes / NIGHTS
+    return {"... torch.save": file, "... icechunk": commits}
+
+
 MB, GB = 1e6, 1e9
 #: Cadence and number of runs are examples; sizes and policies are those of the five documents.
 SYSTEMS = (
@@ -176,13 +208,14 @@ SYSTEMS = (
 
 
 def table(works: tuple[Work, ...], prices: Prices) -> str:
-    """Return the table for people."""
+    """Return the table for people, with the last work as others would do it."""
     rows = ["                  saves   stored   PUT, LIST    GET, HEAD   dollars a month"]
-    for work in works:
-        month = predict(work)
+    months = [(work, work.name, predict(work)) for work in works]
+    months += [(works[-1], name, month) for name, month in by_others(works[-1]).items()]
+    for work, name, month in months:
         saves = work.training * work.saves * NIGHTS
         rows.append(
-            f"{work.name:14}{saves:9,.0f}{month.end_bytes / 1e12:6.2f} TB"
+            f"{name:14}{saves:9,.0f}{month.end_bytes / 1e12:6.2f} TB"
             f"{month.puts:12,.0f}{month.gets:13,.0f}{month.cost(prices):18,.2f}"
         )
     return "\n".join(rows)

@@ -161,8 +161,11 @@ class _Adoption:
 
     def _usable(self, _: Store, ref: PackRef) -> ObjectKey | None:
         key = self._writer.usable("packs", ref.key.digest, ref.size_bytes)
-        is_trusted = not self.verifies or key in self.covered
-        return key if is_trusted else self._writer.verified(ref.key.digest, ref.size_bytes)
+        if key is None or not self.verifies or key in self.covered:
+            return key
+        if self._writer.verifies(PackRef(key, ref.size_bytes)):
+            return key
+        return self._writer.verified(ref.key.digest, ref.size_bytes)
 
     def put_states(self, some: Iterable[_Placed]) -> None:
         """Put manifests and placements of states whose packs are there."""
