@@ -166,6 +166,7 @@ class _Repacker:
         self._rewritten: dict[ObjectKey, RewrittenPack] = {}
         self._named: set[ObjectKey] = set()
         self._left: set[ObjectKey] = set()
+        self._freed: set[ObjectKey] = set()  # those that whole batches have freed
         self._relocated: dict[str, set[Digest]] = {}
         self._placed_meanwhile = 0
         self._dropped = Counter[str]()  # the bases in packs that batches have freed
@@ -184,13 +185,14 @@ class _Repacker:
                 self._named |= run.named
             self._placed_meanwhile += len(run.lost)
         freed = plan.rewritten.keys() & self._left - self._named
+        self._freed |= freed
         held = {chunk_of(entry) for key in freed for entry in plan.tables[key].values()}
         sizes = [size for chunk, size in plan.bases.items() if chunk in held]
         self._dropped.update(bases=len(sizes), bases_bytes=sum(sizes))
 
     def start_again(self) -> None:
         """Forget what the next plan finds again."""
-        self._left.clear()
+        self._left &= self._freed
         self._placed_meanwhile = 0
 
     def report(self) -> RepackReport:

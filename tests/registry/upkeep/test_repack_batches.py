@@ -14,17 +14,17 @@ from holdfast import Retention
 from holdfast.backends import Backend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash
-from holdfast.registry.errors import StoreFull
+from holdfast.registry.errors import MissingObject, StoreFull
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.upkeep.gc import collect
-from holdfast.registry.upkeep.repacking import catalog, runs
+from holdfast.registry.upkeep.repacking import catalog, execution, runs
 from holdfast.registry.upkeep.repacking.execution import RepackReport
 from tests.registry.upkeep.histories import loaded, write_history
 from tests.registry.upkeep.thinning import attempt, state, thin
 from tests.support.faults import Hooked, Once
 from tests.support.inline import without_threads
 from tests.support.states import same
-from tests.support.stores import contents, new_backend, small_grid
+from tests.support.stores import contents, needed, new_backend, small_grid
 from tests.support.strategies import examples
 
 
@@ -131,6 +131,26 @@ def test_what_the_batches_before_a_crash_moved_is_not_moved_again(two_runs):
         later = repacked(backend)
     assert later.runs == ("other",)
     assert later.bytes_moved < whole.bytes_moved
+
+
+def test_a_plan_that_is_made_again_counts_what_its_batches_had_freed(two_runs, monkeypatch):
+    with bounded(16):
+        plan, calls = execution.plan_repack, []
+
+        def gone_once(*args, **options):
+            calls.append(1)
+            for done, batch in enumerate(plan(*args, **options)):
+                if done and len(calls) == 1:
+                    raise MissingObject("evicted and collected while this planned")
+                yield batch
+
+        monkeypatch.setattr(execution, "plan_repack", gone_once)
+        report = repacked(two_runs)
+    assert len(calls) == 2
+    with without_threads(open_on(two_runs)) as registry:
+        kept = needed(registry)
+    freed = [one.size_bytes for one in report.rewritten if str(one.pack) not in kept]
+    assert report.freed_bytes == sum(freed) > 0
 
 
 def test_a_state_in_two_batches_is_placed_in_each_and_counted_once(run, reg, monkeypatch):
