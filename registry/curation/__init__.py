@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from holdfast.registry.curation.forking import inherit as inherit
     from holdfast.registry.curation.forking import inheritance as inheritance
     from holdfast.registry.curation.marks import STATUS_REASONS as STATUS_REASONS
+    from holdfast.registry.curation.marks import Progress as Progress
     from holdfast.registry.curation.marks import checkpoint_marks as checkpoint_marks
+    from holdfast.registry.curation.marks import progress_of as progress_of
     from holdfast.registry.curation.marks import run_remarks as run_remarks
     from holdfast.registry.curation.namings import Naming as Naming
     from holdfast.registry.curation.namings import Namings as Namings

@@ -3,16 +3,55 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from holdfast.registry.history import format_time
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.values import counted, number
+from holdfast.registry.values.amounts import duration, share
 
 #: Why runs have a status that no program sets in these words.
 STATUS_REASONS = {
     "interrupted": "its program ended, or got a signal, before it said that the run is complete",
     "forked": "nobody has trained this fork yet",
 }
+
+#: The newest checkpoints that show how fast a run trains.
+_RATED = 10
+
+
+class Progress(NamedTuple):
+    """How far training has come towards its planned end."""
+
+    step: int  # of its latest checkpoint
+    total_steps: int  # the step at which training is planned to end
+    rate: float | None  # steps a second between its newest checkpoints, pauses included
+    status: str  # the status of the run
+
+    def __str__(self) -> str:
+        """Return it in words; a completed run has nothing left."""
+        steps = self.total_steps - self.step
+        words = f"{self.step:,} of {counted(self.total_steps, 'step')}, "
+        words += share(self.step / self.total_steps)
+        if steps <= 0 or self.status == "completed":
+            return words
+        words += f"; {counted(steps, 'step')} left"
+        if not self.rate:
+            return words
+        until = "" if self.status == "running" else ", its rate until it stopped"
+        rate = f"{number(self.rate)} steps a second{until}"
+        return f"{words}, about {duration(steps / self.rate)} at {rate}"
+
+
+def progress_of(run: RunManifest) -> Progress | None:
+    """Return the progress of a run; `None` without a planned end, or before it was trained."""
+    latest, total = run.latest(), run.created.total_steps if run.created else None
+    if latest is None or total is None or run.shown_status == "forked":
+        return None
+    some, rate = run.live(latest.phase)[-_RATED:], None
+    if some and (took_ms := some[-1].time_ms - some[0].time_ms) > 0:
+        rate = 1000 * (some[-1].step - some[0].step) / took_ms or None
+    return Progress(latest.step, total, rate, run.shown_status)
 
 
 def run_remarks(run: RunManifest) -> list[str]:

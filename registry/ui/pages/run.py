@@ -183,6 +183,7 @@ class RunShown:
     labels: tuple[str, ...] = ()
     losses: tuple[str, ...] = ()  # the metrics that end with NaN or infinity, in words
     merged: tuple[str, ...] = ()  # the sources of its latest checkpoint, if that is a merge
+    damaged: tuple[str, ...] = ()  # the damaged checkpoints that this machine knows of
     dropped: str = ""  # until when the run can be brought back, if it was dropped
 
     @property
@@ -240,6 +241,7 @@ def show_run(
         labels=() if manifest is None else manifest.labels_now,
         losses=tuple(_losses(saved)),
         merged=tuple(merged_from(decode_or_keep(latest.meta))) if latest else (),
+        damaged=tuple(damage.in_run(name)),
         dropped=_back_until(source, manifest, chronicle)
         if manifest is not None and manifest.dropped is not None
         else "",
@@ -280,9 +282,11 @@ def _charts(
         if run is None or best is None:
             extremes = tuple(_extremes(saved, metric))
         else:
-            value = best.metrics[metric]
-            marks = (Mark("best", "best", Point(best.step, best.time_ms, value)), *marks)
-            extremes = (("best", value, best.step, f"{run.run_id}/{step_ref(best)}"),)
+            value, label = best.metrics[metric], "best"
+            if not any(run.best(one) is best for one in run.monitors):
+                label = "own best"  # one that the run inherited is better
+            marks = (Mark("best", label, Point(best.step, best.time_ms, value)), *marks)
+            extremes = ((label, value, best.step, f"{run.run_id}/{step_ref(best)}"),)
         yield replace(curves(metric, found, marks, counter=counter), extremes=extremes)
 
 

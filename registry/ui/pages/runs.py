@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 
-from holdfast.registry.curation import run_remarks
+from holdfast.registry.curation import Progress, progress_of, run_remarks
 from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
 from holdfast.registry.face import Run
 from holdfast.registry.history import step_ref
@@ -38,8 +38,6 @@ PAGE = 50
 BIRTHS_UNASKED = 200
 #: Points of a sparkline.
 SPARK = 60
-#: The newest checkpoints that show how fast a run trains.
-_RATED = 10
 #: Labels and tags by which people mean the latest release.
 _PRODUCTION = ("prod", "production")
 #: Names that Holdfast gives by default begin with the time.
@@ -56,8 +54,7 @@ class RunRow:
     phase: str | None = None
     checkpoints: int = 0  # number of kept checkpoints on its line
     step: int | None = None  # step of the latest
-    total_steps: int | None = None  # the step at which training is planned to end
-    rate: float | None = None  # steps a second, by its newest checkpoints
+    progress: Progress | None = None  # how far it is; `None` without a planned end
     created_ms: int | None = None  # when it was created
     heard_ms: int | None = None  # its last sign of life
     size_bytes: int = 0  # sum of the tensors of its kept checkpoints; shared ones count in each
@@ -88,11 +85,19 @@ class RunRow:
         return self.status == "running"
 
     @property
-    def left_s(self) -> float | None:
-        """Seconds until the planned end at the present rate, while it runs."""
-        if not self.is_live or self.total_steps is None or self.step is None or not self.rate:
-            return None
-        return max(0, self.total_steps - self.step) / self.rate
+    def alarms(self) -> Iterator[str]:
+        """Why somebody should look at it."""
+        if self.status == "failed":
+            yield "failed"
+        if any(one.rpartition(" is ")[2] in ("nan", "inf", "-inf") for one in self.problems):
+            yield "NaN or infinite"
+        if "damaged" in (self.status, *self.problems):
+            yield "damaged"
+        left = self.progress and self.progress.total_steps - self.progress.step
+        if self.status == "interrupted" and left and left > 0:
+            yield "interrupted before the last step"
+        if self.is_overdue:
+            yield "overdue"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,14 @@ class RunsPage:
         """The metrics whose best values are shown, the most frequent first."""
         found = Counter(row.metric for row in self.rows if row.metric and row.best is not None)
         return tuple(name for name, _ in found.most_common())
+
+    @property
+    def attention(self) -> Mapping[str, Sequence[str]]:
+        """The runs that are shown and that somebody should look at, by the reason."""
+        found: dict[str, list[str]] = {}
+        for reason, name in ((one, row.name) for row in self.rows for one in row.alarms):
+            found.setdefault(reason, []).append(name)
+        return found
 
 
 def list_runs(
@@ -282,8 +295,7 @@ def row_of(run: RunManifest) -> RunRow:
         phase=run.phase,
         checkpoints=len(live),
         step=None if latest is None else latest.step,
-        total_steps=None if run.created is None else run.created.total_steps,
-        rate=_rate(live if latest is None else run.live(latest.phase)),
+        progress=progress_of(run),
         created_ms=run.created_ms,
         heard_ms=heard.time_ms,
         size_bytes=sum(one.size_bytes for one in live),
@@ -304,14 +316,6 @@ def row_of(run: RunManifest) -> RunRow:
         release=run.release if run.dropped is None else None,
         astray=_astray(run) if run.dropped is None else (),
     )
-
-
-def _rate(live: Sequence[CheckpointRecord]) -> float | None:
-    """Return the steps a second between the newest checkpoints, breaks between runs included."""
-    some = live[-_RATED:]
-    if len(some) < 2 or some[-1].time_ms <= some[0].time_ms:
-        return None
-    return 1000 * (some[-1].step - some[0].step) / (some[-1].time_ms - some[0].time_ms) or None
 
 
 def _words(run: RunManifest) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ _CROWD = 40
 _STATES = {
     "kept": {"symbol": "circle", "color": "var(--accent)", "size": 9},
     "best": {"symbol": "star", "color": "var(--accent)", "size": 13},
+    "dropped": {"symbol": "circle-open", "color": "var(--bad)", "size": 9},
     "evicted": {"symbol": "circle-open", "color": "var(--muted)", "size": 9},
     "superseded": {"symbol": "x-thin-open", "color": "var(--muted)", "size": 9},
 }
@@ -244,7 +245,7 @@ class CheckpointRow:
 
     ref: str  # its name within the run
     saved: Saved  # its record from the log
-    state: str  # `kept`, `evicted` or `superseded`
+    state: str  # `kept`, `dropped`, `evicted` or `superseded`
     reason: str  # why it stays or was evicted
     marks: tuple[str, ...]  # names that point at it
     value: float | None  # its value of the run's listed metric
@@ -262,6 +263,8 @@ def read_rows(
         last = went.get(one.n)
         is_evicted = last is not None and last.kind == "evict"
         state = "evicted" if is_evicted else "superseded" if one.is_superseded else "kept"
+        if run is not None and run.dropped is not None and state == "kept":
+            state = "dropped"
         reason = last.reason if last is not None and is_evicted else stays.get(one.n, "")
         yield CheckpointRow(
             ref=step_ref(one),
@@ -287,6 +290,8 @@ def _marks(run: RunManifest, damage: Damage) -> dict[int, list[str]]:
 
 def _reasons(run: RunManifest) -> dict[int, str]:
     """Return why the run keeps its checkpoints, by the numbers of their commits."""
+    if run.dropped is not None:
+        return {one.n: "the run was dropped" for one in run.checkpoints}
     if not has_policies(run.spec):
         return {one.n: "no retention policy: everything stays" for one in run.checkpoints}
     plan = plan_retention(run, now_ms())

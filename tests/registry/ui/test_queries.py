@@ -21,6 +21,7 @@ from holdfast.registry.ui.pages.runs import list_runs
 from holdfast.registry.ui.pages.side_by_side import compare_runs
 from holdfast.registry.ui.pages.timeline import timeline
 from holdfast.registry.ui.source import Source
+from holdfast.registry.values.amounts import duration
 from tests.registry.ui.kinds import LOSS, make, state
 
 
@@ -81,9 +82,16 @@ def test_progress_is_shown_where_the_end_is_known(tmp_path: Path) -> None:
             (row,) = list_runs(source).rows
             first, last = run.manifest.live()
             rate = 1000 * 100 / max(last.time_ms - first.time_ms, 1)
-            assert (row.total_steps, row.step) == (400, 200)
-            if row.rate is not None:  # both saves in one millisecond tell no rate
-                assert (row.rate, row.left_s) == pytest.approx((rate, 200 / rate))
+            assert row.progress is not None
+            assert (row.progress.total_steps, row.progress.step) == (400, 200)
+            assert "200 of 400 steps, 50%; 200 steps left" in str(row.progress)
+            if row.progress.rate is not None:  # both saves in one millisecond tell no rate
+                assert row.progress.rate == pytest.approx(rate)
+                assert "until it stopped" not in str(row.progress)
+                run.status = "interrupted"
+                progress = list_runs(source).rows[0].progress
+                assert f", about {duration(200 / rate)} at " in str(progress)
+                assert str(progress).endswith(" steps a second, its rate until it stopped")
             page = page_of(source, ["night"]).decode()
     assert '<progress max="400" value="200"' in page
     assert "200 of 400 steps, 50%" in page
@@ -94,6 +102,8 @@ def test_a_fork_has_a_best_of_its_own(tmp_path: Path) -> None:
     with closing(Source.open(Address(tmp_path / "reg"))) as source:
         (fork,) = list_runs(source, only=["longer"]).rows
         assert (fork.best, fork.best_step, fork.inherited) == (7.5, 400, pytest.approx(0.8))
+        (loss,) = show_run(source, "longer").charts
+        assert loss.extremes[0][:3] == ("own best", 7.5, 400)
 
 
 def test_runs_are_found_by_what_they_hold(source: Source) -> None:

@@ -18,6 +18,7 @@ from holdfast.registry import formats
 from holdfast.registry.saving.journal.background import BackgroundCarrier
 from holdfast.registry.store.address import Address
 from holdfast.registry.ui.pages import pool as pool_query
+from holdfast.registry.ui.pages.runs import list_runs
 from holdfast.registry.ui.rendering import breakable
 from holdfast.registry.ui.server import Entrance, application
 from holdfast.registry.ui.source import Source
@@ -90,9 +91,59 @@ def test_health_with_mirrors_a_journal_and_findings(
     text = shown(source, "/health?mirrors=1&verify=1")
     assert "r without it 2 0" in text
     found = text.partition("Verification")[2]
-    assert "1 error . The structure of 2 runs, 1 checkpoint and" in found
+    assert "1 error when it was verified just now: the structure of 2 runs, 1 checkpoint" in found
     assert "Affects r/" in found
     mirror.close()
+
+
+def test_damage_is_told_wherever_it_is_known(reg: Registry, source: Source, place: Path) -> None:
+    reg.create_run("r").save({"w": np.arange(1000.0)}, step=1)
+    assert "Never verified : this machine remembers no verification" in shown(source, "/health")
+    assert "Needs attention" not in shown(source, "/")
+    reg.verify()
+    text = shown(source, "/health")
+    assert "No error when this machine verified it last" in text
+    assert "Bytes not verified" in text
+    (pack,) = (place / "packs").rglob("*.0")
+    pack.chmod(0o644)
+    pack.write_bytes(b"x" + pack.read_bytes()[1:])
+    reg.verify(deep=True)
+    reg.verify()  # too little to see it
+    for path in ("/health", "/health?verify=1"):
+        text = shown(source, path)
+        assert "1 error known; none found when " in text
+        assert "1 error of an earlier verification" in text
+        assert "No error" not in text
+        assert "Bytes not verified" not in text
+    assert "Damaged: main/step00000001. Health has the error" in shown(source, "/runs/r")
+    for name in ("failed-1", "failed-2"):
+        reg.create_run(name).status = "failed"
+    loss = Monitor(metric="loss", mode="min")
+    half = reg.create_run("half", monitor=loss, total_steps=9)
+    half.save({"a": 1}, step=4, metrics={"loss": float("nan")})
+    half.status = "interrupted"
+    found = list_runs(source).attention
+    assert sorted(found.pop("failed")) == ["failed-1", "failed-2"]
+    assert found == {
+        "damaged": ["r"],
+        "NaN or infinite": ["half"],
+        "interrupted before the last step": ["half"],
+    }
+    first = shown(source, "/")
+    assert "Needs attention: " in first
+    assert " 2 failed" in first
+    assert "2 runs , the newest first" in shown(source, "/?run=failed-1&run=failed-2")
+
+
+def test_a_dropped_run_keeps_nothing(reg: Registry, source: Source) -> None:
+    run = reg.create_run("r")
+    run.save({"a": 1}, step=1)
+    assert "kept 1 checkpoint" in shown(source, "/runs/r")
+    run.retention.drop("old")
+    text = shown(source, "/runs/r")
+    assert "kept 0 checkpoints" in text
+    assert "everything stays" not in text
+    assert "main/step00000001 the run was dropped dropped" in text
 
 
 def test_a_checkpoint_with_everything(reg: Registry, source: Source, tmp_path: Path) -> None:
@@ -158,10 +209,12 @@ def test_the_first_page_says_what_is_in_production_and_who_disagrees(
 
 
 def test_a_status_says_why_on_the_page_of_a_run(reg: Registry, source: Source) -> None:
-    run = reg.create_run("r")
+    run = reg.create_run("r", total_steps=2)
     run.save({"a": 1}, step=1)
     reg.fork("r/latest", "f")
     run.status = "interrupted"
+    assert "1 of 2 steps, 50%; 1 step left" in shown(source, "/runs/r")
+    assert "of 2 steps" not in shown(source, "/runs/f")  # it has begun nothing
     assert "status interrupted its program ended, or got a signal, before" in shown(
         source, "/runs/r"
     )
