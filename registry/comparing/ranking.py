@@ -24,6 +24,8 @@ from holdfast.registry.values import abridged, number
 _LEAST, _SHUFFLES = 6, 1000
 #: Numbers with more distinct values are compared in this many ranges.
 _VALUES, _RANGES = 8, 4
+#: A hump is stronger than the one, and its correlation is below the other.
+_STRONG, _WEAK = 0.2, 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class KeyRank:
         best_mean: The mean of the metric there.
         best_runs: How many runs have it.
         confounded: Keys that differ only together with it.
+        is_hump: Whether the best range is in the middle, so that it is strong (above 0.2) and
+            hardly correlated (below 0.3).
     """
 
     key: str
@@ -53,6 +57,7 @@ class KeyRank:
     best_mean: float
     best_runs: int
     confounded: tuple[str, ...] = ()
+    is_hump: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +81,14 @@ class Ranking:
     @property
     def about(self) -> tuple[str, ...]:
         """How to read it, in sentences."""
+        humps = ", ".join(one.key for one in self.keys if one.is_hump)
         together = (", ".join((one.key, *one.confounded)) for one in self.keys if one.confounded)
         return (
             f"{self.runs} runs, each with its best {self.monitor.label} ({self.monitor.mode}). "
             "Nothing here says that a key is the cause.",
             "Strength: the share of its differences that goes with a key; chance: how often "
             "shuffled values are as strong; best: the value or range with the best mean.",
+            *([f"Best in the middle, so hardly correlated: {humps}."] if humps else []),
             *(f"Nothing tells {some} apart: they differ only together." for some in together),
         )
 
@@ -184,8 +191,10 @@ def _rank(key: str, column: Sequence[Any], costs: Any, sign: int) -> KeyRank | s
     best = np.where(counts > (counts.max() > 1), means, np.inf).argmin()
     strength, mean = max(0.0, float(strengths[0])), float(sign * means[best])
     chance = float((strengths >= strengths[0] - 1e-9).mean())
+    is_weak = correlation is not None and abs(correlation) < _WEAK
     return KeyRank(
-        key, len(costs), strength, correlation, chance, names[best], mean, int(counts[best])
+        *(key, len(costs), strength, correlation, chance, names[best], mean, int(counts[best])),
+        is_hump=is_weak and strength > _STRONG and 0 < int(best) < len(names) - 1,
     )
 
 

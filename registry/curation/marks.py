@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from holdfast.registry.history import format_time
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.values import counted, number
-from holdfast.registry.values.amounts import duration, share
+from holdfast.registry.values import counted, duration, number, share
 
 #: Why runs have a status that no program sets in these words.
 STATUS_REASONS = {

@@ -10,7 +10,7 @@ from holdfast.registry.comparing import Histogram, TensorStats, histogram, stats
 from holdfast.registry.curation import Release, checkpoint_marks
 from holdfast.registry.errors import InvalidInput, RegistryError, StoreUnavailable
 from holdfast.registry.face import find_in_run, is_digest, pull_command, python_lines
-from holdfast.registry.history import decode_or_keep, parent_ref
+from holdfast.registry.history import actions, decode_or_keep, parent_ref
 from holdfast.registry.history.replay import CheckpointRecord, Note, RunManifest
 from holdfast.registry.loading import Checkpoint, FileInfo, Stored, tensors_by_path
 from holdfast.registry.objects import TensorEntry
@@ -77,6 +77,8 @@ class StateView:
     pull: str  # a command that writes it to a file
     load: str  # lines of Python that load it
     troubles: tuple[Trouble, ...]  # parts that could not be read
+    #: When a release was published, and by whom: a claim, empty if its commit was not read.
+    published: tuple[int, str] | None = None
 
 
 def state_view(source: Source, ref: str) -> StateView:
@@ -118,7 +120,19 @@ def state_view(source: Source, ref: str) -> StateView:
         pull=pull_command(source.place, stored, is_whole=contents is not None),
         load=python_lines(source.place, stored),
         troubles=tuple(dict.fromkeys(troubles)),
+        published=_published(source, stored) if isinstance(stored, Release) else None,
     )
+
+
+def _published(source: Source, release: Release) -> tuple[int, str]:
+    commits = source.chronicle(release.run_id).commits[::-1]
+    by = (
+        commit.author
+        for commit in commits
+        for one in commit.actions
+        if isinstance(one, actions.SetPin) and (one.kind, one.name) == ("release", release.version)
+    )
+    return release.record.time_ms, next(by, "")
 
 
 def _names(run: RunManifest, record: CheckpointRecord) -> Iterator[str]:

@@ -311,7 +311,7 @@ def runs_chart(runs: Sequence[RunUsage]) -> Chart:
     ]
     largest = f", the {len(shown)} largest of {len(runs)}" if len(shown) < len(runs) else ""
     return figure(
-        f"Bytes by run{largest}",
+        f"Own and shared bytes of each run{largest}",
         f"Bytes of {len(shown)} runs: those that a run needs alone, and those that it shares",
         traces,
         {

@@ -112,7 +112,13 @@
       ...run, isPinned: pinned.includes(run.name), colour: paint(run.name), fades: pinned.length > 0 && !pinned.includes(run.name),
     }));
   }
-  const short = (value) => (typeof value === "number" ? String(Number(value.toPrecision(4))) : String(value).slice(0, 14));
+  // At most three digits but for whole numbers: 0.000316116 is 3.16e-4.
+  const short = (value) => {
+    if (typeof value !== "number") return String(value).slice(0, 14);
+    if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
+    const three = Number(value.toPrecision(3));
+    return Math.abs(three) >= 1e-3 && Math.abs(three) < 1e6 ? String(three) : three.toExponential();
+  };
   function parallel(known) {
     const wanted = stated().has("axes") ? listed("axes") : known.axes;
     const axes = known.fields.filter((field) => wanted.includes(field.name));
@@ -438,7 +444,8 @@
     if (!table) return;
     let shown = 0;
     for (const row of table.tBodies[0].rows) {
-      row.hidden = !row.textContent.toLowerCase().includes(wanted);
+      const aside = row.querySelector("[data-aside]")?.textContent ?? "";  // it names another run
+      row.hidden = !row.textContent.replace(aside, "").toLowerCase().includes(wanted);
       shown += row.hidden ? 0 : 1;
     }
     const told = document.getElementById(input.dataset.filters + "-shown");

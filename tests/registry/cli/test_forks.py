@@ -432,7 +432,7 @@ def test_which_keys_of_a_sweep_go_with_a_metric(call: Call, call_json: CallJson,
     assert shape["unranked"] == {"id": "almost every run has another value"}
     (key,) = shape["keys"]
     assert set(key) == {
-        *("key", "confounded", "runs", "strength", "correlation", "chance"),
+        *("key", "confounded", "runs", "strength", "correlation", "chance", "is_hump"),
         *("best", "best_mean", "best_runs"),
     }
     done = call("diff", "--runs", "sweep-*", "--rank", "acc:max")

@@ -92,7 +92,10 @@ def test_the_best_in_the_middle_is_strong_without_a_correlation(reg: Registry) -
         for n in range(25)
     ]
     sweep(reg, configs, [abs(n - 12) + n / 100 for n in range(25)])
-    lr, decay, debug = reg.rank_config().keys
+    found = reg.rank_config()
+    lr, decay, debug = found.keys
+    assert [one.is_hump for one in found.keys] == [True, True, False]
+    assert "Best in the middle, so hardly correlated: lr, decay." in found.about
     assert (lr.key, decay.key, debug.key) == ("lr", "decay", "debug")  # absent in one run: apart
     assert lr.correlation is not None
     assert abs(lr.correlation) < 0.1

@@ -231,6 +231,9 @@ def test_which_hyperparameters_won(site: Sites, watched: Opened) -> None:
     assert (column("lr")[0], column("batch")[0], column("run")[5]) == ("0.01", "16", "words")
     assert "0.8 of sweep-1" in page.locator("#runs tr", has_text="longer").inner_text()
     assert page.locator("caption", has_text="sorting never compares").count() == 1
+    page.get_by_role("searchbox", name="Filter").fill("sweep-1")
+    assert page.locator("#runs tbody tr:visible").count() == 1  # no fork of it
+    page.get_by_role("searchbox", name="Filter").fill("")
     # Columns are chosen, and stay in the URL with the sort and the condition.
     page.locator("#columns summary").click()
     page.get_by_label("accuracy highest").check()
@@ -285,7 +288,11 @@ def test_a_sweep_side_by_side(site: Sites, watched: Opened) -> None:
     assert drawn("#metric-1", "one => one.line.width") == 4 * [1.8]
     assert page.locator("#fields-1 .trace").count() == page.locator("#fields-2 .trace").count() == 4
     assert drawn("#fields-2", "one => [one.x[0], one.y[0]]")[-1] == [0.1, 1.8]
+    assert page.get_by_text("Blue is the lowest value of the field").is_visible()
+    changed = "at.textContent = at.textContent.replaceAll('0.001,', '0.000316116,')"
+    page.evaluate(f"() => {{ const at = document.querySelector('[data-space]'); {changed}; }}")
     page.get_by_label("Points: x").select_option("config.batch")
+    page.locator("#fields-1 .annotation-text", has_text="3.16e-4").wait_for()
     assert drawn("#fields-2", "one => one.x[0]") == [32, 32, 16, 16]
     # The curve under the pointer lights up in all charts and in the table, with its exact step.
     point = (

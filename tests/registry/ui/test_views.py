@@ -15,6 +15,7 @@ import pytest
 import holdfast
 from holdfast import Monitor, Registry
 from holdfast.registry import formats
+from holdfast.registry.history import format_time
 from holdfast.registry.saving.journal.background import BackgroundCarrier
 from holdfast.registry.store.address import Address
 from holdfast.registry.ui.pages import pool as pool_query
@@ -22,6 +23,7 @@ from holdfast.registry.ui.pages.runs import list_runs
 from holdfast.registry.ui.rendering import breakable
 from holdfast.registry.ui.server import Entrance, application
 from holdfast.registry.ui.source import Source
+from holdfast.registry.values.process import author
 from tests.registry.curation.pool.league import LEAGUE, player
 
 _HEADERS = [(b"host", b"127.0.0.1:1"), (b"cookie", b"holdfast_1=secret")]
@@ -195,7 +197,10 @@ def test_the_first_page_says_what_is_in_production_and_who_disagrees(
     assert "best acc 0.5 at 7 of c" in first
     one, two = (reg.checkpoint(f"a/main/step{step}") for step in (1, 2))
     run = reg.run("a")
-    run.releases.publish("1.0.0", one)
+    released = run.releases.publish("1.0.0", one)
+    when = format_time(released.record.time_ms)
+    found = shown(source, "/checkpoints/a/releases/latest")
+    assert f"published {when} by {author()} (claimed" in found
     run.pins.tags.set("prod", two)
     first = shown(source, "/")
     assert "in production a 1.0.0 " in first
@@ -271,6 +276,17 @@ def test_what_a_prune_by_the_own_policy_would_free(reg: Registry, source: Source
     assert "KiB on the store would be freed by gc and repack" in text
     free = shown(source, "/storage?free=1").partition("What can be deleted")[2]
     assert "older checkpoints of runs without a policy plain 2 " in free
+    assert "Bytes by run" in free  # below it
+    assert "the newest, the best and whatever a pin or a hold keeps" in free
+    assert "grace, a day by default: until then its dry run calls them too recent" in free
+    for number in range(10):
+        run = reg.create_run(f"failed-{number}")
+        run.save({"w": np.full(900, number)}, step=1)
+        run.status = "failed"
+    free = shown(source, "/storage?free=1&bytes=1")
+    assert "2 more failed-8 , failed-9 10 " in free
+    assert re.search(r"together, at least 12 \d+\.\d KiB", free)
+    assert free.count("Own and shared bytes of each run") == 2 + 1  # of the chart, its table
     assert "holdfast prune RUN --last 1" in free
     unplanned = shown(source, "/storage?prune=plain")
     assert "keeps everything" in unplanned
