@@ -1,4 +1,4 @@
-"""The interface of a backend: seven methods, ten more with defaults, and five promises.
+"""The interface of a backend: seven methods, eleven more with defaults, and five promises.
 
 The methods with defaults are for collection, for writers that depend on objects of other writers,
 for symbolic links, for storage classes and for full stores. A backend overrides a default that is
@@ -41,7 +41,6 @@ from holdfast.backends.errors import (
 from holdfast.backends.escape import quoted
 
 Buffer = bytes | bytearray | memoryview
-Body = Buffer | Sequence[Buffer]
 
 _KEY = re.compile(r"(?!\.{1,2}(?:/|$))[A-Za-z0-9._-]+(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._-]+)*")
 
@@ -85,6 +84,23 @@ class ObjectInfo(NamedTuple):
     size_bytes: int
     modified_s: float
     is_archived: bool = False
+
+
+class Unfinished(ABC):
+    """An object that is written before its key is known; then its backend takes it as a body."""
+
+    size_bytes = 0  # bytes written so far
+
+    @abstractmethod
+    def write(self, buffers: Sequence[Buffer]) -> None:
+        """Write the next bytes; their memory can be reused after this call."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Remove the bytes unless they are an object now; may be called twice."""
+
+
+Body = Buffer | Sequence[Buffer] | Unfinished
 
 
 class Backend(ABC):
@@ -244,6 +260,10 @@ class Backend(ABC):
             "the store has no archive", where=self.url, found=f"{key} for {days} days"
         )
 
+    def begin(self, size_bytes: int) -> Unfinished | None:  # noqa: ARG002
+        """Begin an object of about this size before its key is known; `None` if that cannot be."""
+        return None
+
     def clear_unfinished(self, older_than_s: float) -> int:  # noqa: ARG002
         """Remove unfinished files of dead writers, which no listing shows.
 
@@ -352,10 +372,17 @@ def check_into(
 
 def as_buffers(body: Body) -> list[memoryview]:
     """Return a body as a list of flat byte views, copying nothing; empty buffers are skipped."""
+    if isinstance(body, Unfinished):
+        raise TypeError("this unfinished object is of another backend")
     parts = [body] if isinstance(body, (bytes, bytearray, memoryview)) else body
     views: list[memoryview] = [memoryview(part) for part in parts]
     # A view with a zero in its shape cannot be cast.
     return [view.cast("B") for view in views if view.nbytes]
+
+
+def body_bytes(body: Body) -> int:
+    """Return how many bytes a body has."""
+    return body.size_bytes if isinstance(body, Unfinished) else sum(map(len, as_buffers(body)))
 
 
 def cut(key: str, held: bytes, byte_range: ByteRange, into: Sequence[memoryview] | None) -> bytes:

@@ -24,16 +24,20 @@ import re
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
+from io import FileIO
 from itertools import groupby, islice
 from typing import NamedTuple, NoReturn, TypeVar
 
 from holdfast.backends.base import (
     Backend,
     Body,
+    Buffer,
     ByteRange,
     ObjectInfo,
+    Unfinished,
     as_buffers,
+    body_bytes,
     check_into,
     check_key,
     link_found,
@@ -122,33 +126,27 @@ class LocalBackend(Backend):
     def put(self, key: str, body: Body) -> None:
         """Create or replace an object, atomically and durably."""
         path = self._path(key)
-        buffers = as_buffers(body)
         try:
             folders.refuse_links(self._root, key)
-            temporary = self._write(buffers)
-            try:
-                self._name(key, lambda name, folder: os.replace(temporary, name, dst_dir_fd=folder))
-            except BaseException:
-                disk.remove(temporary)
-                raise
+            with self._synced(body) as file:
+                self._name(key, lambda name, folder: os.replace(file, name, dst_dir_fd=folder))
             disk.sync_folder(os.path.dirname(path))
         except OSError as error:
-            _fail_write(error, path, buffers)
+            _fail_write(error, path, body_bytes(body))
 
     def put_if_absent(self, key: str, body: Body) -> bool:
         """Create an object unless it exists; return whether this call created it."""
         path = self._path(key)
-        buffers = as_buffers(body)
         try:
             folders.refuse_links(self._root, key)
-            created = not os.path.lexists(path) and self._create(key, buffers)
+            created = not os.path.lexists(path) and self._create(key, body)
             if not created:
                 _check_object(path)
             # Also if another process made the name: the caller depends on it, and that process may
             # not have synced it yet.
             disk.sync_folder(os.path.dirname(path))
         except OSError as error:
-            _fail_write(error, path, buffers)
+            _fail_write(error, path, body_bytes(body))
         return created
 
     def stat(self, key: str) -> ObjectInfo:
@@ -213,6 +211,11 @@ class LocalBackend(Backend):
             except OSError as error:
                 disk.fail(error, folder)
 
+    def begin(self, size_bytes: int) -> Unfinished | None:
+        """Begin a file in `.tmp/`; if space is short, objects that are there must take none."""
+        free_bytes = self.free_bytes()
+        return _File(self) if free_bytes is None or free_bytes > 2 * size_bytes else None
+
     def clear_unfinished(self, older_than_s: float) -> int:
         """Remove old files of `.tmp/`; return the number of bytes freed.
 
@@ -267,12 +270,21 @@ class LocalBackend(Backend):
             raise InvalidLocation(f"{TEMPORARY}/ is reserved for unfinished files", where=key)
         return os.path.join(self._root, key)
 
-    def _write(self, buffers: Sequence[memoryview]) -> str:
-        """Write a synced file in `.tmp/` and return its path."""
+    @contextmanager
+    def _synced(self, body: Body) -> Iterator[str]:
+        """Yield the path of a synced file in `.tmp/`; an unfinished one stays."""
+        if isinstance(body, _File):
+            yield body.synced()
+            return
+        with closing(_File(self)) as file:
+            file.append(as_buffers(body))
+            yield file.synced()
+
+    def open_unfinished(self) -> tuple[str, int]:
+        """Make a file in `.tmp/`; return its path and descriptor."""
         path = self._temporary_path()
         folders.refuse_links(self._root, TEMPORARY)
-        self._in_folder(path, lambda: disk.write_new(path, buffers, self.file_mode))
-        return path
+        return path, self._in_folder(path, lambda: disk.open_new(path, self.file_mode))
 
     def _now_s(self, temporary: int) -> float:
         """Return the time by the clock of the file system; `temporary` is `.tmp/`, open."""
@@ -289,12 +301,9 @@ class LocalBackend(Backend):
     def _temporary_path(self) -> str:
         return os.path.join(self._temporary, f"{os.getpid()}-{secrets.token_hex(8)}")
 
-    def _create(self, key: str, buffers: Sequence[memoryview]) -> bool:
-        temporary = self._write(buffers)
-        try:
-            return self._name(key, lambda name, folder: _link(temporary, name, folder))
-        finally:
-            disk.remove(temporary)
+    def _create(self, key: str, body: Body) -> bool:
+        with self._synced(body) as file:
+            return self._name(key, lambda name, folder: _link(file, name, folder))
 
     def _name(self, key: str, act: Callable[[str, int], _T]) -> _T:
         """Call `act` with the last name of a key and the descriptor of its folder."""
@@ -343,6 +352,47 @@ class LocalBackend(Backend):
             self._sync_path(os.path.dirname(folder))
             disk.sync_folder(os.path.dirname(folder))
         self._known.add(folder)
+
+
+class _File(Unfinished):
+    """A file in `.tmp/`, made at the first write."""
+
+    def __init__(self, backend: LocalBackend) -> None:
+        self._backend = backend
+        self._file: FileIO | None = None
+
+    def write(self, buffers: Sequence[Buffer]) -> None:
+        views = as_buffers(buffers)
+        try:
+            self.append(views)
+        except OSError as error:
+            _fail_write(error, self._backend._root, body_bytes(views))
+
+    def append(self, views: Sequence[memoryview]) -> None:
+        disk.write_all(self._opened().fileno(), views)
+        self.size_bytes += sum(map(len, views))
+
+    def _opened(self) -> FileIO:
+        if self._file is None:
+            self._path, fd = self._backend.open_unfinished()
+            self._file = FileIO(fd, "w")
+        return self._file
+
+    def synced(self) -> str:
+        """Sync the file, once, and return its path."""
+        if not (file := self._opened()).closed:
+            try:
+                disk.sync(file.fileno())
+            except BaseException:
+                self.close()
+                raise
+            file.close()
+        return self._path
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            disk.remove(self._path)
 
 
 class _Whole(NamedTuple):
@@ -415,12 +465,12 @@ def _clear(name: str, folder: int, latest_s: float) -> int:
     return found.st_size if found.st_nlink == 1 else 0
 
 
-def _fail_write(error: OSError, path: str, buffers: Sequence[memoryview]) -> NoReturn:
+def _fail_write(error: OSError, path: str, needed_bytes: int) -> NoReturn:
     if isinstance(error, FileNotFoundError) and not isinstance(error, StorageError):
         raise StoreUnavailable(
             "the folder or the unfinished file was removed during the write", where=path
         ) from error
-    disk.fail(error, path, needed_bytes=sum(map(len, buffers)))
+    disk.fail(error, path, needed_bytes=needed_bytes)
 
 
 def _check_object(path: str, missing: StorageError | None = None) -> None:

@@ -42,31 +42,13 @@ _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.E
 _IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY}
 
 
-def write_new(path: str, buffers: Sequence[memoryview], mode: int = 0o666) -> None:
-    """Write buffers to a new file and sync it; after any failure the file is removed.
-
-    A failed fsync is not repeated: the kernel may have dropped the pages that it could not write,
-    and a second fsync would then succeed although they are missing.
-    """
-    fd = _open_new(path, mode)
-    try:
-        try:
-            write_all(fd, buffers)
-            sync(fd)
-        finally:
-            os.close(fd)
-    except BaseException:
-        remove(path)
-        raise
-
-
 def now_s(path: str) -> float:
     """Return the time by the clock of the file system, seconds since the epoch.
 
     Args:
         path: The name of a file that is written for this and removed again.
     """
-    fd = _open_new(path)
+    fd = open_new(path)
     try:
         # A file server sets its own time at a write, but not always when a file is made.
         os.write(fd, b"now")
@@ -84,7 +66,8 @@ def remove(path: str) -> None:
         os.unlink(path)
 
 
-def _open_new(path: str, mode: int = 0o666) -> int:
+def open_new(path: str, mode: int = 0o666) -> int:
+    """Make a file for writing."""
     # Unless a mode is given, the umask decides who may read it, as for every file of the user.
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
 
@@ -97,7 +80,11 @@ def write_all(fd: int, buffers: Sequence[memoryview]) -> None:
 
 
 def sync(fd: int) -> None:
-    """Sync a file to the disk itself."""
+    """Sync a file to the disk itself.
+
+    A failed fsync is not repeated: the kernel may have dropped the pages that it could not write,
+    and a second fsync would then succeed although they are missing.
+    """
     if F_FULLFSYNC is not None:
         try:
             fcntl(fd, F_FULLFSYNC)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
-from holdfast.backends.base import Backend, Body, ByteRange, ObjectInfo
+from holdfast.backends.base import Backend, Body, ByteRange, ObjectInfo, Unfinished
 from holdfast.backends.errors import ReadOnlyStore, StorageError
 
 
@@ -93,6 +93,10 @@ class Wrapper(Backend):
         """Ask the store to make an archived object readable."""
         self.inner.restore(key, days)
 
+    def begin(self, size_bytes: int) -> Unfinished | None:
+        """Begin an object before its key is known."""
+        return self.inner.begin(size_bytes)
+
     def clear_unfinished(self, older_than_s: float) -> int:
         """Remove unfinished files of dead writers; return the number of bytes freed."""
         return self.inner.clear_unfinished(older_than_s)
@@ -140,6 +144,10 @@ class ReadOnly(Wrapper):
     def restore(self, key: str, days: int) -> None:  # noqa: ARG002
         """Refuse."""
         self._refuse(key)
+
+    def begin(self, size_bytes: int) -> Unfinished | None:  # noqa: ARG002
+        """Refuse."""
+        self._refuse("an unfinished object")
 
     def clear_unfinished(self, older_than_s: float) -> int:  # noqa: ARG002
         """Refuse."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequen
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from holdfast.backends.base import Backend, Body, ByteRange, ObjectInfo, as_buffers
+from holdfast.backends.base import Backend, Body, ByteRange, ObjectInfo, body_bytes
 from holdfast.backends.errors import StorageError
 from holdfast.backends.wrappers.base import Wrapper
 
@@ -107,13 +107,13 @@ class Metered(Wrapper):
         """Create or replace an object."""
         self._count(Call("put", key))
         self.inner.put(key, body)
-        self._moved(written=sum(map(len, as_buffers(body))))
+        self._moved(written=body_bytes(body))
 
     def put_if_absent(self, key: str, body: Body) -> bool:
         """Create an object unless it exists; return whether this call created it."""
         self._count(Call("put_if_absent", key))
         created = self.inner.put_if_absent(key, body)
-        self._moved(written=sum(map(len, as_buffers(body))))
+        self._moved(written=body_bytes(body))
         return created
 
     def stat(self, key: str) -> ObjectInfo:

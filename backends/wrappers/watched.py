@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
 
-from holdfast.backends.base import Backend, Body, ByteRange, ObjectInfo, as_buffers
+from holdfast.backends.base import Backend, Body, ByteRange, ObjectInfo, body_bytes
 from holdfast.backends.wrappers.base import Wrapper
 
 #: Names of a listing that are told together.
@@ -48,12 +48,12 @@ class Watched(Wrapper):
     def put(self, key: str, body: Body) -> None:
         """Create or replace an object."""
         self.inner.put(key, body)
-        self._moved(sum(map(len, as_buffers(body))))
+        self._moved(body_bytes(body))
 
     def put_if_absent(self, key: str, body: Body) -> bool:
         """Create an object unless it exists; return whether this call created it."""
         created = self.inner.put_if_absent(key, body)
-        self._moved(sum(map(len, as_buffers(body))))
+        self._moved(body_bytes(body))
         return created
 
     def list(

@@ -6,7 +6,8 @@ the copy: hashing, the search for NaN, encoding, sending and retries. So stored 
 their digest, whatever the program does; the parts of a state may be of different moments.
 
 Groups of chunks are hashed in the thread pool, a few groups before they are packed, as long as
-there are free blocks.
+there are free blocks. Where the store lets a pack be written before its name is known, a group of
+several blocks comes in parts of one block.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from holdfast.backends import Buffer
+from holdfast.backends.base import Unfinished
 from holdfast.registry.pytree import ArrayLeaf
 from holdfast.registry.store import BLOCK_BYTES, Lease
 from holdfast.registry.values import Digest, collector_paused
@@ -70,6 +72,8 @@ _STEP_BYTES = 256 * 1024
 _SMALL_BYTES = 4 * 1024
 #: Groups that are hashed before the present one is packed.
 _GROUPS_AHEAD = 3
+#: The same for parts of groups: with two more, and eight packs of one block, 16 blocks are in use.
+_PARTS_AHEAD = 6
 #: Chunks begin at multiples of this in a block, so that elements of every type are aligned.
 _ALIGNMENT = 64
 
@@ -93,10 +97,22 @@ class Piece:
 
 
 @dataclass(slots=True, eq=False)
+class GrowingPack:
+    """A pack that is written while its chunks are hashed."""
+
+    file: Unfinished  # where its parts are written, one after another
+    written: dict[Digest, int] = field(default_factory=dict)  # the length of each chunk so far
+    await_part: Callable[[], object] = bool  # waits until the newest part is written
+
+
+@dataclass(slots=True, eq=False)
 class Group:
-    """Hashed chunks that may share a pack."""
+    """Hashed chunks that may share a pack, or a part of them."""
 
     pieces: list[Piece]  # the chunks
+    is_known: bool  # whether a base has the components of all chunks of the pack
+    pack: GrowingPack | None = None  # of a part: its pack
+    is_last: bool = True  # whether the pack ends with it
     blocks: list[memoryview] = field(default_factory=list)  # the blocks that hold copies of them
 
     def release(self) -> None:
@@ -111,14 +127,19 @@ class Hashing:
     """The hashing of one state."""
 
     def __init__(
-        self, submit: Callable[..., Future[None]], lease: Lease, stored: Collection[Digest]
+        self,
+        submit: Callable[..., Future[None]],
+        lease: Lease,
+        stored: Collection[Digest],
+        begin: Callable[[int], Unfinished | None],
     ) -> None:
+        self._begin = begin
         self._submit = submit
         self._lease = lease
         self._stored = stored
 
     def groups(self, groups: Iterable[list[Piece]]) -> Iterator[Group]:
-        """Yield hashed batches in order, while a few more are being hashed."""
+        """Yield hashed groups, or parts of them, in order, while a few more are being hashed."""
         ahead: deque[tuple[Group, list[Future[None]]]] = deque()
         waiting = iter(groups)
         while True:
@@ -127,16 +148,29 @@ class Hashing:
                 batches = list(_batches(pieces or ()))
             if pieces is None:
                 break
-            blocks = sum(map(_needs_block, batches))
-            # Send hashed batches first: they have the blocks that this batch needs.
-            while not self._lease.reserve(blocks, wait=not ahead):
-                yield _await(*ahead.popleft())
-            group = Group(pieces)
-            ahead.append((group, [self._submit(self._hash, batch, group) for batch in batches]))
-            if len(ahead) > _GROUPS_AHEAD:
-                yield _await(*ahead.popleft())
+            for group, jobs in self._parts(pieces, batches):
+                # Send hashed groups first: they have the blocks that this one needs.
+                blocks = sum(any(not one.leaf.is_ours for one in batch) for batch in jobs)
+                while not self._lease.reserve(blocks, wait=not ahead):
+                    yield _await(*ahead.popleft())
+                ahead.append((group, [self._submit(self._hash, batch, group) for batch in jobs]))
+                if len(ahead) > (_PARTS_AHEAD if group.pack else _GROUPS_AHEAD):
+                    yield _await(*ahead.popleft())
         while ahead:
             yield _await(*ahead.popleft())
+
+    def _parts(
+        self, pieces: list[Piece], batches: list[list[Piece]]
+    ) -> Iterator[tuple[Group, list[list[Piece]]]]:
+        """Yield a group with its jobs: whole, or in parts if it can be written so."""
+        is_known = all(piece.is_known for piece in pieces)
+        size_bytes = sum(piece.stop - piece.start for piece in pieces)
+        if len(batches) == 1 or (file := self._begin(size_bytes)) is None:
+            yield Group(pieces, is_known), batches
+            return
+        pack = GrowingPack(file)
+        for batch in batches:
+            yield Group(batch, is_known, pack, batch is batches[-1]), [batch]
 
     @collector_paused()
     def _hash(self, batch: Sequence[Piece], group: Group) -> None:
@@ -199,10 +233,6 @@ def _bytes_of(piece: Piece) -> memoryview:
 
 def _room(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-
-
-def _needs_block(batch: Iterable[Piece]) -> bool:
-    return any(not piece.leaf.is_ours for piece in batch)
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

@@ -24,7 +24,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from holdfast.backends import Backend, Buffer, refuse_links
+from holdfast.backends import Backend, Body, refuse_links
+from holdfast.backends.base import Unfinished
 from holdfast.registry.errors import IntegrityError, Malformed, ObjectNotFound, StoreFull
 from holdfast.registry.history import Epochs, Look, PlacedState, RunLog
 from holdfast.registry.history.actions import Line, Place
@@ -154,7 +155,7 @@ class ObjectWriter:
         return None
 
     def put_pack(
-        self, digest: Digest, body: Sequence[Buffer], size_bytes: int, *, is_looked_for: bool = True
+        self, digest: Digest, body: Body, size_bytes: int, is_looked_for: bool = True
     ) -> ObjectKey:
         """Make sure that a pack exists; return its key.
 
@@ -281,10 +282,11 @@ class ObjectWriter:
             self._durable |= unsure
 
 
-def put_pack(store: Store, pack: NewPack, body: Sequence[Buffer], size_bytes: int) -> bool:
+def put_pack(store: Store, pack: NewPack, body: Body, size_bytes: int) -> bool:
     """Put a pack under the key that a writer has chosen for it."""
     name = str(pack.key)
-    check_room(store.backend, size_bytes)
+    if not isinstance(body, Unfinished):  # which takes its space already
+        check_room(store.backend, size_bytes)
     if not pack.replaces and store.backend.put_if_absent(name, body):
         return True
     # Another writer has put it, or the answer was lost. Replace it if it is damaged or archived.

@@ -2,8 +2,9 @@
 
 Chunks are copied and hashed in the thread pool, in groups of up to the size of a pack
 (`holdfast.registry.writing.hashing`). In the order of the manifest, the new chunks of each group
-are sent as one pack, while later groups are hashed. `holdfast.registry.writing.object_writer`
-chooses the keys of objects; nothing here commits.
+are sent as one pack, while later groups are hashed. In a folder, a raw pack of several blocks is
+written while its own chunks are hashed. `holdfast.registry.writing.object_writer` chooses the keys
+of objects; nothing here commits.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, repeat
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from holdfast.backends import Buffer
+from holdfast.backends.base import Unfinished
 from holdfast.registry.history import PlacedState
 from holdfast.registry.objects import (
     INLINE_BYTES,
     LIST_THRESHOLD,
     PACK_BYTES,
-    TRAILER_BYTES,
     Component,
     Manifest,
     ObjectKey,
@@ -46,6 +48,7 @@ from holdfast.registry.writing.encoding import (
 from holdfast.registry.writing.hashing import (
     NAMED_AT_MOST,
     Group,
+    GrowingPack,
     Hashing,
     Piece,
     in_use,
@@ -73,6 +76,7 @@ _LOOKED_FOR_BYTES = PACK_BYTES // 4
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_C = TypeVar("_C", bound="Chunk | Piece")
 
 
 def write_state(
@@ -137,7 +141,10 @@ class _Writing:
         self._writer = writer
         self._codec = codec
         self._encoding = Encoding(codec)
-        self._bases = [base for base in bases if not self._is_suspect(base)]
+        suspect = writer.suspect
+        self._bases = [
+            base for base in bases if suspect.isdisjoint(placed_keys(base.place, base.placement))
+        ]
         self._stored = locations_of(self._bases)
         self._predecessors: Predecessors | None = None
         if codec != RAW and keyframe_every > 1:
@@ -149,6 +156,7 @@ class _Writing:
         self._fresh: set[Digest] = set()  # the chunks of these packs
         #: By name the size, the chunks and the table of each pack, and its key to come.
         self._packs: dict[Digest, tuple[int, list[Digest], PackTable, Future[ObjectKey]]] = {}
+        self._files: list[Unfinished] = []  # packs that were written while they were hashed
         self._in_flight: deque[Future[ObjectKey]] = deque()
         self._under_way: list[Future[Any]] = []
         self._lease = store.blocks.lease()
@@ -162,7 +170,8 @@ class _Writing:
     def write(self, state: FlatState, watched: Sequence[str]) -> Written:
         self._writer.begin()  # whoever chooses a key waits for it
         submit = partial(self._submit, self._store.pools.hashing)
-        hashing = Hashing(submit, self._lease, self._stored)
+        begin = self._store.backend.begin if self._codec == RAW else lambda _: None
+        hashing = Hashing(submit, self._lease, self._stored, begin)
         try:
             packed = 0
             groups = hashing.groups(cut_groups(self._cut(state, watched)))
@@ -188,6 +197,8 @@ class _Writing:
             self._lease.lose()
             raise
         self._lease.close()
+        for file in self._files:
+            file.close()
 
     def write_stream(
         self,
@@ -222,9 +233,6 @@ class _Writing:
             return self._fresh_locations()
         finally:
             abandon(self._under_way)
-
-    def _is_suspect(self, base: PlacedState) -> bool:
-        return not self._writer.suspect.isdisjoint(placed_keys(base.place, base.placement))
 
     def _cut(self, state: FlatState, watched: Sequence[str]) -> Iterator[tuple[str, int, Piece]]:
         """Yield each chunk after the name of its kind of pack and its length."""
@@ -264,9 +272,31 @@ class _Writing:
         return future
 
     def _pack_group(self, group: Group) -> None:
-        is_known = all(piece.is_known for piece in group.pieces)
-        self._pack([one for one in group.pieces if one.view], group.blocks, is_known=is_known)
+        chunks = [one for one in group.pieces if one.view]
+        growing = group.pack
+        if growing is None or (group.is_last and not growing.written):
+            self._pack(chunks, group.blocks, is_known=group.is_known)
+        else:
+            self._grow(growing, chunks, group.blocks)
+            if group.is_last:
+                self._pack((), is_known=group.is_known, growing=growing)
         group.release()
+
+    def _grow(self, growing: GrowingPack, chunks: list[Piece], blocks: list[memoryview]) -> None:
+        """Write the chunks of a part that are not stored yet, while later parts are hashed."""
+        fresh = self._only_new(chunks)
+        if not fresh:
+            self._lease.give(blocks)
+            return
+        growing.await_part()
+        if not growing.written:
+            self._files.append(growing.file)
+        growing.written.update((digest, len(chunk.view)) for digest, chunk in fresh.items())
+        self._fresh.update(fresh)
+        views = [chunk.view for chunk in fresh.values()]
+        part = self._submit(self._store.pools.bulk, growing.file.write, views)
+        part.add_done_callback(lambda _: self._lease.give(blocks))
+        growing.await_part = part.result
 
     def _pack(
         self,
@@ -274,36 +304,49 @@ class _Writing:
         blocks: Sequence[memoryview] = (),
         *,
         is_known: bool = False,
+        growing: GrowingPack | None = None,
     ) -> None:
-        """Send the chunks that are not stored yet as one pack."""
-        fresh: dict[Digest, Chunk | Piece] = {}
-        with collector_paused():
-            for chunk in chunks:
-                if chunk.digest not in self._stored and chunk.digest not in self._fresh:
-                    fresh.setdefault(chunk.digest, chunk)
-        if not fresh:
+        """Send the chunks that are not stored yet as one pack, or end one that is written."""
+        fresh = self._only_new(chunks)
+        if not fresh and growing is None:
             self._lease.give(blocks)
             return
         at_most = _PACKS_IN_FLIGHT if self._codec == RAW else _ENCODED_IN_FLIGHT
         while len(self._in_flight) >= at_most:
             self._in_flight.popleft().result()
         with collector_paused():
-            table, stored = self._encode(fresh)
+            table, stored = self._encode(fresh, growing)
             encoded = table.encode()
             name = Digest.of(encoded)
             self._fresh.update(fresh)
         sent = in_use(blocks, stored)
         self._lease.give(block for block in blocks if not any(block is one for one in sent))
-        size = sum(map(len, stored)) + len(encoded) + TRAILER_BYTES
-        body: list[Buffer] = [*stored, encoded, trailer(encoded)]
-        put = partial(
-            self._writer.put_pack, is_looked_for=not is_known or self._may_exist(name, size)
-        )
-        future = self._submit(self._store.pools.bulk, put, name, body, size)
+        stored += [encoded, trailer(encoded)]
+        size = sum(map(len, stored))
+        put: Callable[..., ObjectKey] = self._writer.put_pack
+        if growing is not None:
+            growing.await_part()
+            size += growing.file.size_bytes
+            put = partial(self._put_grown, growing.file)
+        is_looked_for = not is_known or self._may_exist(name, size)
+        future = self._submit(self._store.pools.bulk, put, name, stored, size, is_looked_for)
         # Only after the put, which may send the same bytes again.
         future.add_done_callback(lambda _: self._lease.give(sent))
         self._in_flight.append(future)
-        self._packs[name] = (size, [*fresh], table, future)
+        self._packs[name] = (size, [*(growing.written if growing else fresh)], table, future)
+
+    def _put_grown(self, file: Unfinished, name: Digest, end: list[Buffer], *how: Any) -> ObjectKey:
+        with closing(file):
+            file.write(end)
+            return self._writer.put_pack(name, file, *how)
+
+    @collector_paused()
+    def _only_new(self, chunks: Iterable[_C]) -> dict[Digest, _C]:
+        fresh: dict[Digest, _C] = {}
+        for chunk in chunks:
+            if chunk.digest not in self._stored and chunk.digest not in self._fresh:
+                fresh.setdefault(chunk.digest, chunk)
+        return fresh
 
     def _may_exist(self, name: Digest, size: int) -> bool:
         """Return whether to look for a pack of a component that a base has.
@@ -316,8 +359,12 @@ class _Writing:
             self._is_found = self._writer.usable("packs", name, size) is not None
         return self._is_found
 
-    def _encode(self, fresh: Mapping[Digest, Chunk | Piece]) -> tuple[PackTable, list[Buffer]]:
-        """Return the table of a pack, and the chunks in their stored form."""
+    def _encode(
+        self, fresh: Mapping[Digest, Chunk | Piece], growing: GrowingPack | None
+    ) -> tuple[PackTable, list[Buffer]]:
+        """Return the table of a pack, and its chunks in their stored form, unless written."""
+        if growing is not None:
+            return PackTable.of_raw(growing.written, [*growing.written.values()]), []
         if self._codec == RAW:
             views: list[Buffer] = [chunk.view for chunk in fresh.values()]
             return PackTable.of_raw(fresh, [*map(len, views)]), views

@@ -65,6 +65,7 @@ WRITES = {
     "put": lambda b: b.put("a/b", b"12345"),
     "put_if_absent": lambda b: b.put_if_absent("a/b", b"12345"),
 }
+both_puts = pytest.mark.parametrize("method", WRITES)
 both_writes = pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
 
 
@@ -434,16 +435,94 @@ def test_writer_whose_file_is_cleared_has_made_nothing(
     write: Callable[[LocalBackend], object],
 ) -> None:
     backend.put("other", b"x")
-    real = disk.write_new
+    real = disk.write_all
 
-    def write_and_lose(path: str, buffers: list[memoryview], mode: int) -> None:
-        real(path, buffers, mode)
+    def write_and_lose(fd: int, buffers: list[memoryview]) -> None:
+        real(fd, buffers)
         assert backend.clear_unfinished(0) == 5
 
-    monkeypatch.setattr(disk, "write_new", write_and_lose)
+    monkeypatch.setattr(disk, "write_all", write_and_lose)
     with pytest.raises(StoreUnavailable, match="removed during the write"):
         write(backend)
     assert files(root) == ["other"]
+
+
+# Files that are written before their key is known
+
+
+def test_unfinished_file_gets_its_name_when_it_is_put(backend: LocalBackend, root: Path) -> None:
+    for number, put in enumerate((backend.put, backend.put_if_absent)):
+        begun = backend.begin(7)
+        assert begun is not None
+        begun.write([b"123", b""])
+        begun.write([b"4567"])
+        assert keys_of(backend) == ["k0", "k1"][:number]
+        put(f"k{number}", begun)
+        begun.close()
+        begun.close()
+        assert backend.get(f"k{number}") == b"1234567"
+    assert list((root / ".tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("is_race", [False, True])
+def test_unfinished_file_replaces_what_it_did_not_create(
+    backend: LocalBackend, root: Path, monkeypatch: pytest.MonkeyPatch, is_race: bool
+) -> None:
+    backend.put("a", b"wrong")
+    if is_race:  # it was put just now
+        monkeypatch.setattr(os.path, "lexists", lambda _: False)
+    begun = backend.begin(5)
+    assert begun is not None
+    begun.write([b"right"])
+    assert not backend.put_if_absent("a", begun)
+    assert backend.get("a") == b"wrong"
+    backend.put("a", begun)
+    begun.close()
+    assert backend.get("a") == b"right"
+    assert files(root) == ["a"]
+
+
+def test_unfinished_file_that_is_not_put_is_removed(backend: LocalBackend, root: Path) -> None:
+    begun, empty = backend.begin(5), backend.begin(0)
+    assert begun is not None
+    assert empty is not None
+    begun.write([b"12345"])
+    assert len(files(root)) == 1
+    begun.close()
+    assert files(root) == []
+    backend.put("a", empty)
+    empty.close()
+    assert backend.get("a") == b""
+
+
+@both_puts
+def test_unfinished_file_that_was_cleared_is_no_object(
+    backend: LocalBackend, root: Path, method: str
+) -> None:
+    begun = backend.begin(5)
+    assert begun is not None
+    begun.write([b"12345"])
+    assert backend.clear_unfinished(0) == 5
+    with pytest.raises(StoreUnavailable, match="removed during the write"):
+        getattr(backend, method)("a", begun)
+    begun.close()
+    assert files(root) == []
+
+
+@both_puts
+def test_unfinished_file_whose_sync_failed_is_never_an_object(
+    backend: LocalBackend, root: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    begun = backend.begin(5)
+    assert begun is not None
+    begun.write([b"12345"])
+    with monkeypatch.context() as broken:
+        broken.setattr(disk, "sync", failing(errno.EIO))
+        with pytest.raises(StorageError, match="file system failed"):
+            getattr(backend, method)("a", begun)
+    with pytest.raises(StoreUnavailable):
+        getattr(backend, method)("a", begun)
+    assert files(root) == []
 
 
 # Listing

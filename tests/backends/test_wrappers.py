@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from holdfast.backends import (
     ReadOnlyStore,
     StorageError,
 )
+from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.testing import keys_of, together
 from holdfast.backends.wrappers import (
@@ -81,6 +83,26 @@ def test_links_and_space_are_those_of_the_store(wrap: Callable[[Backend], Backen
     backend.keep_reserve("a/")
     assert store.kept == ["a/"]
     assert (backend.give_up_reserve(3), backend.give_up_reserve()) == (3, 9)
+
+
+@pytest.mark.parametrize("wrap", [Wrapper, Metered, Faulty])
+def test_what_is_begun_is_begun_in_the_store(
+    wrap: Callable[[Backend], Backend], tmp_path: Path
+) -> None:
+    backend = wrap(LocalBackend(tmp_path))
+    begun = backend.begin(3)
+    assert begun is not None
+    begun.write([b"a", memoryview(b"bc")])
+    assert backend.put_if_absent("k", begun)
+    begun.close()
+    assert (backend.get("k"), begun.size_bytes) == (b"abc", 3)
+    assert wrap(MemoryBackend()).begin(3) is None
+    with pytest.raises(ReadOnlyStore):
+        ReadOnly(backend).begin(3)
+    if isinstance(backend, Metered):
+        assert backend.snapshot().written_bytes == 3
+    with pytest.raises(TypeError, match="of another backend"):
+        MemoryBackend().put("k", begun)
 
 
 def test_read_only_handle_leaves_the_reserve_alone() -> None:

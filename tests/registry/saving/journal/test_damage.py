@@ -447,17 +447,17 @@ def test_a_full_disk_of_the_journal_is_carried(
     run = machine.run()
     for step in (1, 2):
         run.save(make_state(step), step=step)
-    reserve, write = Path(machine.folder.path) / ".tmp" / "reserve", disk.write_new
+    reserve, write = Path(machine.folder.path) / ".tmp" / "reserve", disk.write_all
     room = len(list(reserve.iterdir()))
     assert room >= 32
 
-    def write_if_room(path: str, *given: object) -> None:
+    def write_if_room(*given: object) -> None:
         if len(list(reserve.iterdir())) == room:
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(path, *given)
+        write(*given)
 
     with monkeypatch.context() as full:
-        full.setattr(disk, "write_new", write_if_room)
+        full.setattr(disk, "write_all", write_if_room)
         machine.carry()
     assert [step for step, _ in added(bucket)] == [1, 2]
     assert machine.outcomes() == {2: "carried"}
