@@ -83,6 +83,7 @@ def paths(total: int) -> dict[str, str]:
         "... shared": "/checkpoints/long/latest?shared=1",
         "compare": "/compare?before=long/main/step30&after=long/latest",
         "... chunks that differ": "/compare?before=long/main/step30&after=long/latest&values=1",
+        "names": "/names",
         "storage": "/storage",
         "health": "/health",
     }
