@@ -15,7 +15,7 @@ from holdfast.registry.cli.options import flag
 from holdfast.registry.cli.output import Part
 from holdfast.registry.cli.presets import kept, tiers_text
 from holdfast.registry.cli.run_listing import heard_of, run_json
-from holdfast.registry.curation import STATUS_REASONS, run_remarks
+from holdfast.registry.curation import STATUS_REASONS, progress_of, run_remarks
 from holdfast.registry.face import Registry, Run
 from holdfast.registry.history import (
     RunLog,
@@ -24,7 +24,6 @@ from holdfast.registry.history import (
     in_words,
     refs_of,
 )
-from holdfast.registry.history.replay import CheckpointRecord
 from holdfast.registry.layouts import follow_run
 from holdfast.registry.loading.following import Patience
 from holdfast.registry.saving.loop import LastHeard
@@ -75,13 +74,6 @@ def _heard_text(heard: LastHeard) -> str:
     return f"{when}, {output.age(heard.time_ms)} ago; overdue: it saved about every {every}"
 
 
-def _steps_text(latest: CheckpointRecord | None, total: int | None) -> str | None:
-    if total is None:
-        return None
-    done = 0 if latest is None else latest.step
-    return f"{total}, of which {done} are done: {output.share(done / total)}"
-
-
 def _for_people(run: Run, forks: list[str] | None) -> dict[str, Any]:
     shape, declared = run_json(run, forks), run.manifest.spec.phases
     phase = run.manifest.phase or (declared[0].name if declared else "")
@@ -93,7 +85,7 @@ def _for_people(run: Run, forks: list[str] | None) -> dict[str, Any]:
         "keeps": tiers_text(kept(run.manifest.spec.phase(phase))),
         **{name: value for name, value in shape.items() if name not in _LISTED},
         **{name: {m: v for m, v in shape[name].items() if v is not None} for name in _BESTS},
-        "total_steps": _steps_text(run.manifest.latest(), shape["total_steps"]),
+        "total_steps": progress_of(run.manifest) or shape["total_steps"],
         "created": output.time(run.manifest.created_ms),
         "last_heard": _heard_text(heard_of(run)),
         "waited_share": None

@@ -34,7 +34,7 @@ def test_a_planned_end_is_told_with_what_is_done(call: Call, call_json: CallJson
     with holdfast.open(url) as opened:
         opened.run("planned").save({"w": np.ones(2)}, step=10)
     assert call_json("run", "show", "planned")["total_steps"] == 40
-    assert "40, of which 10 are done: 25%" in call("run", "show", "planned").stdout
+    assert "10 of 40 steps, 25%; 30 steps left" in call("run", "show", "planned").stdout
 
 
 def test_ls(call_json: CallJson) -> None:
