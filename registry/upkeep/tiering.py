@@ -8,9 +8,10 @@ section 45.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
-from holdfast.registry.errors import InvalidInput, RegistryError
+from holdfast.registry.errors import InvalidInput, ObjectNotFound, RegistryError
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.objects import ObjectKey, PackRef, Placement
@@ -74,10 +75,11 @@ def tier(
         wanted = [pack for pack, info in zip(wanted, infos, strict=True) if info.is_archived]
 
     def move(pack: PackRef) -> None:
-        if storage_class is not None:
-            backend.move_to_class(str(pack.key), storage_class)
-        else:
-            backend.restore(str(pack.key), restore_days or 0)
+        with suppress(ObjectNotFound):  # evicted or moved since, and collected
+            if storage_class is not None:
+                backend.move_to_class(str(pack.key), storage_class)
+            else:
+                backend.restore(str(pack.key), restore_days or 0)
 
     if not dry_run:
         for _ in in_batches(store.pools.small, move, wanted):

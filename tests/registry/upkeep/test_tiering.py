@@ -103,6 +103,17 @@ def test_run_in_training_keeps_its_newest_and_a_collection_frees_archives(reg):
     assert reg.verify().ok
 
 
+def test_a_pack_that_was_collected_meanwhile_is_passed_over(reg, monkeypatch):
+    backend, move = reg.handle.store.backend, reg.handle.store.backend.move_to_class
+
+    def collected_first(key: str, storage_class: str) -> None:
+        backend.delete(key)
+        move(key, storage_class)
+
+    monkeypatch.setattr(backend, "move_to_class", collected_first)
+    assert reg.tier([FIRST], "GLACIER").packs == 1
+
+
 def test_refusals_say_what_there_is(reg):
     for given in ({}, {"storage_class": "GLACIER", "restore_days": 2}, {"restore_days": 0}):
         with pytest.raises(InvalidInput):
