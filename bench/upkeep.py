@@ -1,4 +1,4 @@
-"""What the jobs that look at a whole registry ask of it, the first time and again.
+"""Count the requests of the jobs that read a whole registry, the first time and again.
 
 A registry of many small checkpoints, half of them evicted, in a folder and in a bucket. Each job is
 a process of its own. Requests are those that a bucket would get, for each thousand objects that are

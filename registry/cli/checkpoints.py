@@ -80,11 +80,13 @@ def ls(
 
     With --names also of all runs: the latest release is what is in production.
     """
+    listing = Listing(opened)
     if names:
         from holdfast.registry.cli import pins
 
-        listing = Listing(opened)
-        return pins.named(listing, [opened.run(run)] if run else listing.runs())
+        if run is not None and not options.is_pattern(run):
+            return pins.named(listing, [opened.run(run)])
+        return pins.named(listing, _read(listing, opened, run))
     if run is not None:
         run, slash, kind = run.partition("/")
         if kind == "best" and options.is_pattern(run):
@@ -103,8 +105,7 @@ def ls(
             lambda: _records(opened, one, evicted=evicted),
             lambda: _text([one.run], {run: _records(opened, one, evicted=evicted)}, {}, _LS),
         )
-    listing = Listing(opened)
-    runs = listing.runs(None if run is None else options.matching([run], opened.run_names))
+    runs = _read(listing, opened, run)
 
     def described() -> dict[str, list[dict[str, Any]]]:
         return listing.described(
@@ -118,6 +119,11 @@ def ls(
         ),
         damaged=listing.damaged,
     )
+
+
+def _read(listing: Listing, opened: Registry, pattern: str | None) -> list[Run]:
+    names = None if pattern is None else options.matching([pattern], opened.run_names)
+    return listing.runs(names)
 
 
 def _of_kind(run: Run, kind: str, *, evicted: bool) -> Answer:

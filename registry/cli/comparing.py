@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +105,9 @@ def diff(
     if runs:
         if values:
             raise typer.BadParameter("--values compares two checkpoints, not runs")
-        names = fitting(opened, refs, where)
-        return _runs(opened, names) if rank is None else _ranked(opened, names, rank)
+        names, damaged = fitting(opened, refs, where)
+        found = _runs(opened, names) if rank is None else _ranked(opened, names, rank)
+        return replace(found, damaged={**damaged, **found.damaged})
     if len(refs) != 2 or rank or where:
         raise typer.BadParameter("two checkpoints are compared; --runs compares runs")
     old, new = map(opened.stored, refs)

@@ -114,7 +114,7 @@ def report_usage(error: Any) -> int:
         text = text.removeprefix("Invalid value: ")
         for parsers, ours in _WORDS.items():
             text = re.sub(parsers, ours, text)
-        other = _OTHERS.get(text.removeprefix("No such option: ").split()[0])
+        other = _OTHERS.get(text.removeprefix("No such option: ").partition(" ")[0])
         known = error.ctx.command.params if error.ctx is not None else ()
         if other and any(other in one.opts for one in known):
             text = f"{text.partition(' (')[0]}: use `{other}`"

@@ -347,10 +347,11 @@ def _ways(opened: Registry, dask: str | None) -> Answer:
     with workers_at(dask) as executor:
         ways, damaged = ways_to_free(opened.handle.store, executor=executor)
     rows = [picked(one, "what runs states freed_bytes command") for one in ways]
-    total = ["", f"{output.size(sum(one.freed_bytes for one in ways))} in all"] if ways else []
+    freed = sum(one.freed_bytes for one in ways)
+    total = ["", f"{output.size(freed)} together, at least"] if ways else []
     return Answer(
         lambda: rows,
-        lambda: [Table(_WAYS, rows, none="nothing can go but what runs keep"), *total],
+        lambda: [Table(_WAYS, rows, none="nothing to free: runs keep all that is stored"), *total],
         damaged=damaged,
     )
 

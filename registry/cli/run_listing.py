@@ -31,6 +31,7 @@ from holdfast.registry.upkeep import Damage
 from holdfast.registry.values import abridged, number
 
 if TYPE_CHECKING:
+    from holdfast.registry.errors import RegistryError
     from holdfast.registry.face import Run
     from holdfast.registry.history.actions import Parent
     from holdfast.registry.history.replay import RunManifest
@@ -95,14 +96,18 @@ def ls(
     )
 
 
-def fitting(opened: Registry, names: list[str], where: str) -> list[str]:
-    """Return the runs of these names and patterns that fit a filter."""
+def fitting(
+    opened: Registry, names: list[str], where: str
+) -> tuple[list[str], dict[str, RegistryError]]:
+    """Return the runs of these names and patterns that fit a filter, and those that are damaged."""
     found = options.matching(names, opened.run_names)
     if not where:
-        return found
+        return found, {}
     listing = Listing(opened)
     rows = listing.chosen(listing.summaries(summary, FORM), RunChoice(where))
-    return [name for name in found if name in {one["row"]["run"] for one in rows}]
+    fits = {one["row"]["run"] for one in rows}
+    damaged = {name: error for name, error in listing.damaged.items() if name in found}
+    return [name for name in found if name in fits], damaged
 
 
 def bests(opened: Registry, pattern: str) -> Answer:
@@ -116,7 +121,8 @@ def bests(opened: Registry, pattern: str) -> Answer:
     for label, some in blocks.items():
         some.sort(key=lambda best: best["value"], reverse=label.endswith(":max"))
     rows = [best for some in sorted(blocks.values(), key=len, reverse=True) for best in some]
-    left = abridged([name for name in names if all(name != best["run"] for best in rows)], ", ")
+    owned = {best["run"] for best in rows}
+    left = abridged([name for name in names if name not in owned], ", ")
     mixed = f"{', '.join(blocks)} are not compared: each is sorted by itself"
     notes = [mixed] * (len(blocks) > 1) + [
         f"without a best checkpoint of their own: {left}"
@@ -163,11 +169,12 @@ def _for_people(row: Mapping[str, Any], one: Mapping[str, Any]) -> dict[str, Any
 def _best_json(run: RunManifest, by: Monitor) -> dict[str, Any] | None:
     if (best := run.own_best(by)) is None:
         return None
-    shape = {"run": run.run_id, "metric": by.metric, "mode": by.mode}
     return {
-        **shape,
-        "value": best.metrics[by.metric],
+        "run": run.run_id,
+        "metric": by.metric,
+        "mode": by.mode,
         "step": best.step,
+        "value": by.measured(best.metrics),
         "ref": ref(run.run_id, best),
     }
 

@@ -31,13 +31,13 @@ class Progress(NamedTuple):
         """Return it in words; a completed run has nothing left."""
         steps = self.total_steps - self.step
         words = f"{self.step:,} of {counted(self.total_steps, 'step')}, "
-        words += share(self.step / self.total_steps)
+        words += share(min(1, self.step / self.total_steps))
         if steps <= 0 or self.status == "completed":
             return words
         words += f"; {counted(steps, 'step')} left"
         if not self.rate:
             return words
-        until = "" if self.status == "running" else ", its rate until it stopped"
+        until = "" if self.status == "running" else ", the rate before it stopped"
         rate = f"{number(self.rate)} steps a second{until}"
         return f"{words}, about {duration(steps / self.rate)} at {rate}"
 
@@ -48,8 +48,9 @@ def progress_of(run: RunManifest) -> Progress | None:
     if latest is None or total is None or run.shown_status == "forked":
         return None
     some, rate = run.live(latest.phase)[-_RATED:], None
-    if some and (took_ms := some[-1].time_ms - some[0].time_ms) > 0:
-        rate = 1000 * (some[-1].step - some[0].step) / took_ms or None
+    steps = some[-1].step - some[0].step if some else 0
+    if steps > 0 and (took_ms := some[-1].time_ms - some[0].time_ms) > 0:
+        rate = 1000 * steps / took_ms
     return Progress(latest.step, total, rate, run.shown_status)
 
 

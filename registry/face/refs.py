@@ -249,7 +249,7 @@ def _step_of(run: RunManifest, path: str) -> str | None:
 def _near(run: RunManifest, path: str) -> str | None:
     """Return the names like this one; a pin may be named without its kind."""
     names = ["latest", "best", *(f"{pin.kind}s/{pin.name}" for pin in run.pins)]
-    same = [one for one in names if one.rpartition("/")[2] == path.removeprefix("v")]
+    same = [one for one in names if one.rpartition("/")[2] in (path, path.removeprefix("v"))]
     return f"Did you mean {' or '.join(map(repr, same))}?" if same else near(path, names)
 
 

@@ -17,11 +17,11 @@ from holdfast.registry.upkeep.usage import measure
 #: Each way with its command, in the order in which states are counted.
 WAYS = {
     "dropped runs, after the delay of drops": "holdfast gc",
-    "failed runs, without gates, tags, releases": "holdfast run rm RUN --reason TEXT",
+    "failed runs without pins and holds": "holdfast run rm RUN --reason TEXT",
     "checkpoints that policies evict": "holdfast prune '*'",
     "older checkpoints of runs without a policy": "holdfast prune RUN --last 1",
     "objects that nothing needs, after the grace": "holdfast gc",
-    "chunks in needed packs that nothing needs": "holdfast repack",
+    "dead bytes in packs, at most": "holdfast repack",
 }
 _DROPPED, _FAILED, _EVICTED, _OLDER, _OBJECTS, _CHUNKS = WAYS
 _NEWEST = Retention(last=1)
@@ -43,37 +43,37 @@ def ways_to_free(
 ) -> tuple[list[Freeing], Mapping[str, RegistryError]]:
     """Return each way with what it frees by itself, and the runs that could not be read.
 
-    A state counts in the first way that takes it. Thinning is not counted. Where no policy says it,
-    the newest and the best checkpoints stay, and whatever a pin or a hold keeps. Reads what
-    `measure` reads.
+    A state counts in the first way that takes it. Thinning is not counted. In a run without a
+    policy, the newest, the best, and pinned or held checkpoints stay. Where a run is damaged, only
+    the ways are returned that need no whole registry. Reads what `measure` reads.
     """
     now_ms = int(time.time() * 1000)
-    runs: dict[str, dict[str, None]] = {way: {} for way in WAYS}
-    last, way, going = "", "", frozenset[str]()
+    last: RunManifest | None = None
+    way, going = "", frozenset[str]()
 
     def way_of(run: RunManifest, _: str, ref: str) -> str:
         nonlocal last, way, going
-        if run.run_id != last:  # states come run by run
-            last, (way, going) = run.run_id, _plan(run, now_ms)
-        if ref not in going and way not in {_DROPPED, _FAILED}:
-            return ""
-        runs[way][last] = None
-        return way
+        if run is not last:  # states come run by run
+            last, (way, going) = run, _plan(run, now_ms)
+        return way if ref in going or way in {_DROPPED, _FAILED} else ""
 
     usage = measure(store, executor=executor, by=way_of)
-    of = {one.run: one for one in usage.runs}
-    whole = {_OBJECTS: usage.unneeded_bytes, _CHUNKS: usage.dead_bytes}
     found = [
         Freeing(
-            way,
-            tuple(runs[way]),
-            len(of[way].states) if way in of else 0,
-            of[way].own_bytes if way in of else whole.get(way, 0),
-            command,
+            one.run,
+            tuple(dict.fromkeys(state.ref.partition("/")[0] for state in one.states)),
+            len(one.states),
+            one.own_bytes,
+            WAYS[one.run],
         )
-        for way, command in WAYS.items()
+        for one in usage.runs
+        if one.run
     ]
-    return [one for one in found if one.states or one.freed_bytes], usage.damaged
+    whole = {_OBJECTS: usage.unneeded_bytes, _CHUNKS: usage.dead_bytes}
+    found += [Freeing(way, (), 0, size, WAYS[way]) for way, size in whole.items() if size]
+    if usage.damaged:
+        found = [one for one in found if one.what in {_FAILED, _OLDER}]
+    return sorted(found, key=lambda one: list(WAYS).index(one.what)), usage.damaged
 
 
 def _plan(run: RunManifest, now_ms: int) -> tuple[str, frozenset[str]]:

@@ -190,7 +190,9 @@ class EngineFollower:
             except IntegrityError as error:
                 # Evicted and collected while it was read: there is a newer one.
                 is_missing = isinstance(error, MissingObject)
-                if is_missing and (self._log.refresh().dropped or checkpoint.is_evicted):
+                if is_missing and (
+                    self._log.refresh().dropped is not None or checkpoint.is_evicted
+                ):
                     continue
                 tries = known.tries + 1 if known else 1
                 pause_s = min(_LONGEST_DAMAGE_S, _BACKOFF_S * 2.0 ** min(tries - 1, 10))
@@ -200,6 +202,7 @@ class EngineFollower:
             HERE.add("engine_fetched_bytes_total", self._folder.moved_bytes)
             self._tell(made)
             return made
+        self._damage = None
         return None
 
     def run(self) -> None:

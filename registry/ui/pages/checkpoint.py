@@ -24,6 +24,8 @@ from holdfast.registry.values import Digest
 #: Maximum number of characters of a card to show.
 CARD_SHOWN = 20_000
 FILES_SHOWN = 500
+#: Newest slots in which the publication of a release is looked for.
+_PUBLISHED = 256
 #: Marks that are not names; the page shows them in words.
 _STATES = ("superseded", "evicted", "held back")
 
@@ -125,7 +127,7 @@ def state_view(source: Source, ref: str) -> StateView:
 
 
 def _published(source: Source, release: Release) -> tuple[int, str]:
-    commits = source.chronicle(release.run_id).commits[::-1]
+    commits = source.chronicle(release.run_id, most=_PUBLISHED).commits[::-1]
     by = (
         commit.author
         for commit in commits

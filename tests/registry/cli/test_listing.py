@@ -89,6 +89,11 @@ def test_the_best_of_many_runs_never_mixes_monitors(
     assert "not compared" not in call("ls", "s-[ab]/best").stderr
     assert "damaged: bad" in call("ls", "*/best", status=6).stderr
     assert "no run has a name like this" in call("ls", "x*/best", status=4).stderr
+    with holdfast.open(url) as opened:
+        composite = holdfast.Monitor(metric="mu - 3*sigma", mode="max")
+        rated = opened.create_run("rated", monitor=composite)
+        rated.save({"w": np.zeros(2)}, step=1, metrics={"mu": 9.0, "sigma": 1.0})
+    assert [one["value"] for one in call_json("ls", "rate*/best")] == [6.0]
     assert {one["run"] for one in call_json("ls", "s-[ab]")} == {"s-a", "s-b"}
 
 

@@ -126,6 +126,20 @@ def test_what_can_be_deleted_and_by_which_command(
     assert "whole registry" in call("du", "demo", "--free", status=2).stderr
 
 
+def test_while_a_run_is_damaged_only_what_can_be_done_is_told(
+    call: Call, call_json: CallJson, url: str
+) -> None:
+    with holdfast.open(url) as reg:
+        for name in ("bad", "old"):
+            run = reg.create_run(name)
+            for step in (1, 2):
+                run.save({"w": np.full(1000, step + len(name))}, step=step)
+    for slot in (Path(url) / "runs/bad/log").iterdir():
+        slot.write_bytes(b"{")
+    (way,) = call_json("du", "--free", status=6)
+    assert (way["runs"], way["command"]) == (["old"], "holdfast prune RUN --last 1")
+
+
 def test_what_a_policy_would_evict_can_be_deleted(call_json: CallJson, url: str) -> None:
     with holdfast.open(url) as reg:
         run = reg.create_run("strict", preset=RunSpec(retention=Retention(last=1)))

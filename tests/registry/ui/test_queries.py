@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.registry.curation.marks import Progress, progress_of
 from holdfast.registry.history import format_time
 from holdfast.registry.store.address import Address
 from holdfast.registry.ui import page_of
@@ -87,12 +88,18 @@ def test_progress_is_shown_where_the_end_is_known(tmp_path: Path) -> None:
             assert "200 of 400 steps, 50%; 200 steps left" in str(row.progress)
             if row.progress.rate is not None:  # both saves in one millisecond tell no rate
                 assert row.progress.rate == pytest.approx(rate)
-                assert "until it stopped" not in str(row.progress)
+                assert "before it stopped" not in str(row.progress)
                 run.status = "interrupted"
                 progress = list_runs(source).rows[0].progress
                 assert f", about {duration(200 / rate)} at " in str(progress)
-                assert str(progress).endswith(" steps a second, its rate until it stopped")
+                assert str(progress).endswith(" steps a second, the rate before it stopped")
             page = page_of(source, ["night"]).decode()
+        back = reg.create_run("back", total_steps=400)
+        for step in (10, 5):
+            back.save(state(step), step=step)
+        assert (counted := progress_of(back.manifest)) is not None
+        assert counted.rate is None  # steps that go back tell no rate
+    assert str(Progress(150, 100, None, "running")) == "150 of 100 steps, 100%"
     assert '<progress max="400" value="200"' in page
     assert "200 of 400 steps, 50%" in page
 

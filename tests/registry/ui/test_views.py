@@ -102,7 +102,9 @@ def test_health_with_mirrors_a_journal_and_findings(
 
 def test_damage_is_told_wherever_it_is_known(reg: Registry, source: Source, place: Path) -> None:
     reg.create_run("r").save({"w": np.arange(1000.0)}, step=1)
-    assert "Never verified : this machine remembers no verification" in shown(source, "/health")
+    assert "Never verified : this machine has not verified this registry" in shown(
+        source, "/health"
+    )
     assert "Needs attention" not in shown(source, "/")
     reg.verify()
     text = shown(source, "/health")
