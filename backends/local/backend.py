@@ -390,9 +390,12 @@ class _File(Unfinished):
         return self._path
 
     def close(self) -> None:
+        """Remove what was not put; what cannot be removed here is cleared later."""
         if self._file is not None:
-            self._file.close()
-            disk.remove(self._path)
+            with suppress(OSError):
+                self._file.close()
+            with suppress(OSError):
+                disk.remove(self._path)
 
 
 class _Whole(NamedTuple):

@@ -106,8 +106,8 @@ def diff(
         if values:
             raise typer.BadParameter("--values compares two checkpoints, not runs")
         names, damaged = fitting(opened, refs, where)
-        found = _runs(opened, names) if rank is None else _ranked(opened, names, rank)
-        return replace(found, damaged={**damaged, **found.damaged})
+        answer = _runs(opened, names) if rank is None else _ranked(opened, names, rank)
+        return replace(answer, damaged={**damaged, **answer.damaged})
     if len(refs) != 2 or rank or where:
         raise typer.BadParameter("two checkpoints are compared; --runs compares runs")
     old, new = map(opened.stored, refs)

@@ -163,7 +163,7 @@ class RunLog:
         with suppress(IntegrityError, StorageError):
             copy.open(check_head=False)
         with self._lock.here():
-            self.run, self._tail, self._durable = copy.run, copy._tail, copy.run.next_slot
+            self.run, self._tail, self._durable = copy.run, copy._tail, 0
             self.is_copy = copy.run.commits > 0
             return self.is_copy
 

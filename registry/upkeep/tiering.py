@@ -69,23 +69,29 @@ def tier(
     is_archive = storage_class in backend.archives
     mine, others = _packs(store, chosen, with_others=is_archive)
     kept = [pack for key, pack in mine.items() if key in others]
-    wanted = [pack for key, pack in mine.items() if key not in others]
-    if restore_days is not None:
-        infos = in_batches(store.pools.small, lambda pack: backend.stat(str(pack.key)), wanted)
-        wanted = [pack for pack, info in zip(wanted, infos, strict=True) if info.is_archived]
 
-    def move(pack: PackRef) -> None:
+    def archived(pack: PackRef | None) -> PackRef | None:
+        with suppress(ObjectNotFound):
+            return pack if pack and backend.stat(str(pack.key)).is_archived else None
+        return None
+
+    def move(pack: PackRef | None) -> PackRef | None:
         with suppress(ObjectNotFound):  # evicted or moved since, and collected
-            if storage_class is not None:
+            if pack is not None and storage_class is not None:
                 backend.move_to_class(str(pack.key), storage_class)
-            else:
+            elif pack is not None:
                 backend.restore(str(pack.key), restore_days or 0)
+            return pack
+        return None
 
+    wanted: list[PackRef | None] = [pack for key, pack in mine.items() if key not in others]
+    if restore_days is not None:
+        wanted = list(in_batches(store.pools.small, archived, wanted))
     if not dry_run:
-        for _ in in_batches(store.pools.small, move, wanted):
-            pass
-    size, kept_size = (sum(one.size_bytes for one in some) for some in (wanted, kept))
-    return TierReport(storage_class, len(wanted), size, len(kept), kept_size, dry_run)
+        wanted = list(in_batches(store.pools.small, move, wanted))
+    moved = [pack for pack in wanted if pack is not None]
+    size, kept_size = (sum(one.size_bytes for one in some) for some in (moved, kept))
+    return TierReport(storage_class, len(moved), size, len(kept), kept_size, dry_run)
 
 
 def _packs(

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from os import SEEK_END
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -210,7 +211,7 @@ class LastCheck:
         self._at = -1  # the part in memory
         self._known: dict[str, tuple[Checked, bytes]] = {}
         self._taken: dict[str, tuple[int, int, int]] = {}  # slots, and where in the file
-        self._file = TemporaryFile()  # noqa: SIM115
+        self._file: FileIO | None = None  # made when something is taken
         self._header = self._read_header()
         damage = known_damage(store)
         self._doubted = {one.where for one in damage} | set(Damage.of(store).refs)
@@ -218,7 +219,9 @@ class LastCheck:
 
     def close(self) -> None:
         """Remove the file."""
-        self._file.close()
+        with suppress(OSError):
+            if self._file is not None:
+                self._file.close()
 
     @property
     def slots(self) -> Mapping[str, int]:
@@ -269,10 +272,16 @@ class LastCheck:
         return tuple(PackRef(key, size) for key, size in found.items() if key.kind == "packs")
 
     def take(self, seen: Checked, held: bytes) -> None:
-        """Take a run without faults, for the next verification."""
+        """Take a run without faults, for the next verification, if this machine has the space."""
         line = b"\n".join((seen.encode(), held))
-        self._taken[seen.run] = seen.slots, self._file.seek(0, SEEK_END), len(line)
-        self._file.write(line)
+        try:
+            if self._store.heads is not None:
+                self._file = self._file or TemporaryFile(buffering=0)  # noqa: SIM115
+                at = self._file.seek(0, SEEK_END)
+                if self._file.write(line) == len(line):
+                    self._taken[seen.run] = seen.slots, at, len(line)
+        except OSError as error:
+            _LOGGER.debug("not remembered for the next verification: %s", error)
 
     def keep(
         self,
@@ -293,6 +302,7 @@ class LastCheck:
             data, size_bytes = [self._first.encode()], 0
             for run_id in run_ids:
                 _, start, length = self._taken[run_id]
+                assert self._file is not None  # something was taken
                 self._file.seek(start)
                 seen, _, run = self._file.read(length).partition(b"\n")
                 states = {}

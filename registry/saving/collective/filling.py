@@ -330,22 +330,29 @@ class Filling:
 
     def _plan(self, group: Group, talk: Talk) -> PlanPart:
         """Have rank 0 plan; return this rank's part."""
-        said = join({}, *self.boxes.encode())
+        names = Digest.of(repr([one.path for one in self._boxes]).encode()).hex()
+        said = join({"tensors": names}, *self.boxes.encode())
         if group.rank:
             talk.report(said)
             talk.listen("leading the load")
             return PlanPart.decode(talk.hear_own("planning a load")[1])
         found = talk.gather(said, "describing their boxes")
+        for rank, (header, _) in enumerate(found):
+            if header["tensors"] != names:  # such as one that ties two of them
+                raise IncompatibleState(
+                    "the ranks load into different tensors", where=f"rank {rank}"
+                )
         boxes = [Boxes.decode(columns) for _, columns in found]
         try:
             plan = make_plan(self.structure, boxes, loads=True)
         except WrongLayout as error:
             where = self._boxes[error.tensor].path
             raise IncompatibleState(error.what, where=where, found=error.found) from error
+        parts = [plan.part(rank) for rank in range(group.size)]
         talk.order({"failure": None})
-        for rank in range(1, group.size):
-            talk.order_one(rank, {}, *plan.part(rank).encode())
-        return plan.part(0)
+        for rank, part in enumerate(parts[1:], 1):
+            talk.order_one(rank, {}, *part.encode())
+        return parts[0]
 
     def _spread(self, group: Group, links: str, part: PlanPart) -> None:
         def read(wanted: Mapping[int, Any]) -> None:

@@ -14,7 +14,7 @@ from holdfast.backends import Buffer
 from holdfast.backends.memory import MemoryBackend
 from holdfast.registry.errors import IncompatibleState
 from holdfast.registry.history import RunLog, StateReader
-from holdfast.registry.history.replay import Slot
+from holdfast.registry.history.replay import PartedRun, Slot
 from holdfast.registry.objects import Manifest, TensorEntry, slot_key
 from holdfast.registry.saving.collective.group import Group
 from holdfast.registry.saving.collective.talk import Calls, Talk, join, split
@@ -31,7 +31,8 @@ _BLOCK_BYTES = 4 * 2**20
 def open_together(group: Group, store: Store, run_id: str, read: Callable[[], RunLog]) -> RunLog:
     """Open a run on every rank: rank 0 reads it, and tells the others, the first time."""
     calls = Calls(group, f"{store.config.id}/{run_id}/log")
-    if calls.made:  # a rank may open a run once more than the others: it waits for nobody
+    # A rank may open a run once more than the others: it waits for nobody.
+    if calls.made or group.size == 1:
         return read()
 
     def act(talk: Talk) -> RunLog:
@@ -41,13 +42,20 @@ def open_together(group: Group, store: Store, run_id: str, read: Callable[[], Ru
             for key, data in zip(header["keys"], columns, strict=True):
                 copy.put(key, bytes(data))
             log = RunLog(store, run_id)
-            if not log.open_copy(copy) or log.newest is None:
+            # This rank may be late, and its machine may have seen more since.
+            if (
+                not log.open_copy(copy)
+                or log.newest is None
+                or log.run.next_slot < log.seen.slots
+                or log.run.commits < log.seen.commits
+            ):
                 return read()
-            log.is_copy = False  # rank 0 has just read it
+            log.is_copy = False  # rank 0 has read it
             log.check_head(log.fetch(log.seen.skipped(log.newest.number)))
             return log
         log = read()
-        log.keep_copy(copy)
+        if not isinstance(log.run, PartedRun):  # a whole one takes all of its parts
+            log.keep_copy(copy)
         files = {info.key: copy.get(info.key) for info in copy.list()}
         if sum(map(len, files.values())) > _COPY_BYTES:
             files.clear()

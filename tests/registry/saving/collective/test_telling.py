@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import holdfast
 from holdfast.backends import Backend
+from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.location import Location
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Call, Metered
-from holdfast.distributed import Group, load_into
-from holdfast.registry.errors import Damaged, MissingObject, NotFound, RankFailed, RolledBack
+from holdfast.distributed import Group, ThreadGroup, load_into
+from holdfast.registry.errors import (
+    Damaged,
+    IncompatibleState,
+    MissingObject,
+    NotFound,
+    RankFailed,
+    RolledBack,
+)
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.objects import slot_key
 from holdfast.registry.saving.collective import telling
@@ -182,3 +191,58 @@ def test_a_rank_compares_what_it_is_told_with_what_its_machine_has_seen(
     assert together(group_of(2, WELL_S), lambda group: act(group, shared)) == [3, 3]
     first, second = together(group_of(2, WELL_S), lambda group: act(group, older))
     assert (first, type(second)) == (2, RolledBack)
+
+
+def test_a_late_rank_opens_what_its_machine_has_seen(tmp_path: Path) -> None:
+    url = tmp_path / "reg"
+    with holdfast.init(url, skip_race_probe=True) as made:
+        made.create_run("run").save({"w": np.arange(9)}, step=1)
+    groups = ThreadGroup.make(2, WELL_S)
+    with holdfast.open(url) as first:
+        first.run("run", group=groups[0])
+        with holdfast.open(url) as other:
+            other.run("run").status = "interrupted"
+        with holdfast.open(url) as second:
+            assert second.run("run", group=groups[1]).status == "interrupted"
+
+
+def test_a_told_slot_is_made_durable_before_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = tmp_path / "reg"
+    with holdfast.init(url, skip_race_probe=True) as made:
+        made.create_run("run").save({"w": np.arange(9)}, step=1)
+    groups = ThreadGroup.make(2, WELL_S)
+    with holdfast.open(url) as first, holdfast.open(url) as second:
+        first.run("run", group=groups[0])
+        told = second.run("run", group=groups[1])
+        synced: list[str] = []
+        whole = LocalBackend.make_durable
+
+        def sync(backend: LocalBackend, keys: Iterable[str]) -> None:
+            synced.extend(found := list(keys))
+            whole(backend, found)
+
+        monkeypatch.setattr(LocalBackend, "make_durable", sync)
+        told.status = "failed"
+    assert slot_key("run", 1) in synced  # whoever put it may have died before it was durable
+
+
+@pytest.mark.parametrize("tied", [0, 1])
+def test_a_rank_that_ties_other_tensors_is_refused_at_once(tmp_path: Path, tied: int) -> None:
+    url, values = tmp_path / "reg", np.arange(70_000, dtype=np.float32)
+    with holdfast.init(url, skip_race_probe=True) as made:
+        made.create_run("run").save({"m": {"a": values, "b": values.copy()}}, step=1)
+
+    def act(group: Group) -> str:
+        with holdfast.open(url) as registry:
+            one = np.zeros_like(values)
+            other = one if group.rank == tied else np.zeros_like(values)
+            with pytest.raises(IncompatibleState) as caught:
+                load_into(
+                    registry.checkpoint("run/latest"), {"m": {"a": one, "b": other}}, group=group
+                )
+            return str(caught.value)
+
+    for said in together(ThreadGroup.make(2, WELL_S), act):
+        assert "different tensors" in said
