@@ -225,7 +225,7 @@ def run_json(run: Run, forks: list[str] | None, damage: Damage | None = None) ->
     manifest, damage = run.manifest, damage or Damage.of(run.handle.store)
     created, latest, writer = manifest.created, manifest.latest(), manifest.writer
     backlog = run.backlog()
-    bests = {monitor.metric: manifest.best(monitor) for monitor in manifest.monitors}
+    bests = [(monitor, manifest.best(monitor)) for monitor in manifest.monitors]
     return {
         "run": run.id,
         "status": manifest.status,
@@ -250,10 +250,12 @@ def run_json(run: Run, forks: list[str] | None, damage: Damage | None = None) ->
         "evicted": manifest.evicted_count,
         "latest": ref(run.id, latest) if latest else None,
         "total_steps": created and created.total_steps,
-        "best": {metric: ref(run.id, best) if best else None for metric, best in bests.items()},
-        "best_values": {m: best.metrics[m] if best else None for m, best in bests.items()},
-        "best_steps": {metric: best.step if best else None for metric, best in bests.items()},
-        "best_step": next((best.step for best in [*bests.values()][:1] if best), None),
+        "best": {one.metric: ref(run.id, best) if best else None for one, best in bests},
+        "best_values": {
+            one.metric: one.measured(best.metrics) if best else None for one, best in bests
+        },
+        "best_steps": {one.metric: best.step if best else None for one, best in bests},
+        "best_step": next((best.step for _, best in bests[:1] if best), None),
         "tags": {name: ref(run.id, manifest.by_n[n]) for name, n in sorted(manifest.tags.items())},
         "gates": {pin.name: source(run, pin.checkpoint) for pin in manifest.pins_of("gate")},
         "releases": [pin.name for pin in manifest.pins_of("release")],

@@ -177,7 +177,7 @@ def generations_ignored(patch: Patch) -> None:
         return key
 
     def put_pack(
-        self: ObjectWriter, digest: Digest, body: object, size_bytes: int, **_: object
+        self: ObjectWriter, digest: Digest, body: object, size_bytes: int, *_: object, **__: object
     ) -> ObjectKey:
         return self.usable("packs", digest, size_bytes) or put(self, "packs", digest, body)
 
