@@ -30,6 +30,7 @@ from holdfast.registry.comparing import (
 )
 from holdfast.registry.comparing import diff as compare
 from holdfast.registry.comparing import stats as sum_up
+from holdfast.registry.curation import Release
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.face import Attestation, Registry
 from holdfast.registry.history import (
@@ -125,7 +126,9 @@ def _print_states(old: Stored, new: Stored, found: Diff) -> Iterator[Part]:
 
 
 def _metrics_json(old: Stored, new: Stored) -> list[dict[str, Any]]:
-    before, after = (one.metrics if isinstance(one, Checkpoint) else {} for one in (old, new))
+    before, after = (
+        one.metrics if isinstance(one, Checkpoint | Release) else {} for one in (old, new)
+    )
     names = dict.fromkeys((*before, *after))
     return [{"metric": one, "before": before.get(one), "after": after.get(one)} for one in names]
 

@@ -53,7 +53,7 @@ _LS = (
 _BESTS = (*map(Column, ("run", "ref", "metric", "mode")), *numbers("step"))
 _BESTS += numbers("value", text=number)
 #: Form of `summary`; raise it whenever that or `run_json` makes something else.
-FORM = 8
+FORM = 9
 
 
 @command(reads, table=True)

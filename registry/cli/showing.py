@@ -77,7 +77,8 @@ def _heard_text(heard: LastHeard) -> str:
 def _for_people(run: Run, forks: list[str] | None) -> dict[str, Any]:
     shape, declared = run_json(run, forks), run.manifest.spec.phases
     phase = run.manifest.phase or (declared[0].name if declared else "")
-    waited, status = shape["waited_share"], run.manifest.shown_status
+    waited = shape["waited_share"]
+    status = run.manifest.shown_status if run.manifest.dropped is None else "dropped"
     return {
         "run": run.id,
         "status": ": ".join(filter(None, (status, STATUS_REASONS.get(status)))),

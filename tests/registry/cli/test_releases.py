@@ -45,6 +45,7 @@ def test_ls(call: Call, card: Path, call_json: Callable[..., Any]) -> None:
     call("release", "publish", "demo/main/step10", "1.0.1", "--card", card, "--metric", "a=1")
     found = call_json("diff", "demo/releases/1.1.0", "demo/main/step10")
     assert (found["before"]["ref"], found["same"]) == ("demo/releases/1.1.0", False)
+    assert found["metrics"][0]["before"] == 0.25
     header, first, second = call("ls", "demo/releases").stdout.splitlines()
     assert header.split() == ["pin", "checkpoint", "id", "loss", "a", "age", "marks"]
     assert first.split()[:2] == ["releases/1.1.0", "demo/phase2/step00000020"]
