@@ -111,7 +111,7 @@ def fitting(
 
 
 def bests(opened: Registry, pattern: str) -> Answer:
-    """Return the best checkpoint of each run by its first monitor, inherited ones apart."""
+    """Return the best checkpoint that each run has by itself, by its first monitor."""
     listing = Listing(opened)
     found, blocks = listing.summaries(summary, FORM), dict[str, list[dict[str, Any]]]()
     names = options.matching([pattern], lambda: [*found, *listing.damaged])

@@ -155,15 +155,19 @@ class RunLog:
             for one in older:
                 backend.delete(one.key)
 
-    def open_copy(self, backend: Backend) -> bool:
-        """Open the run from a copy without asking the registry; return whether there is one."""
+    def open_copy(self, backend: Backend, *, is_durable: bool = True) -> bool:
+        """Open the run from a copy without asking the registry; return whether there is one.
+
+        `is_durable` says whether its slots are durable: otherwise the next commit sees to it.
+        """
         store = Store(backend, self._store.config)
         store.pools = self._store.pools
         copy = RunLog(store, self.run_id)
         with suppress(IntegrityError, StorageError):
             copy.open(check_head=False)
         with self._lock.here():
-            self.run, self._tail, self._durable = copy.run, copy._tail, 0
+            self.run, self._tail = copy.run, copy._tail
+            self._durable = copy.run.next_slot if is_durable else 0
             self.is_copy = copy.run.commits > 0
             return self.is_copy
 

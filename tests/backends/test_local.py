@@ -987,3 +987,18 @@ def test_what_lies_on_a_file_system_that_is_only_read_needs_no_sync(
     flags = os.ST_RDONLY | there.f_flag
     monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_flag=flags))
     backend.make_durable(["a/b"])
+
+
+def test_a_failed_removal_does_not_hide_why_a_write_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(error: int) -> Callable[..., None]:
+        def act(*_: object) -> None:
+            raise OSError(error, os.strerror(error))
+
+        return act
+
+    monkeypatch.setattr(disk, "write_all", fail(errno.ENOSPC))
+    monkeypatch.setattr(disk, "remove", fail(errno.EROFS))
+    with pytest.raises(StoreFull):
+        LocalBackend(tmp_path).put("packs/aa", b"x")

@@ -160,7 +160,7 @@ def test_a_team_writes_to_its_own_runs_alone(apply: Apply, policies: Policies) -
 def test_packs_with_tags_take_a_right_that_is_off_by_default(
     apply: Apply, guard_judge: Judge
 ) -> None:
-    """And packs alone can be put so, by those who put packs; nobody else gets the right."""
+    """The right covers packs only, and only the roles that put packs get it."""
     off = apply(bucket=PLACEHOLDER, prefix="team", teams=["vision"])
     on = apply(bucket=PLACEHOLDER, prefix="team", teams=["vision"], tags_packs=True)
     added = {

@@ -41,7 +41,7 @@ from holdfast.registry.values import HERE
 STREAM = "engines"
 _REPORT_S = 60.0  # the shortest time between two entries of a follower
 _BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 60.0
-_LONGEST_DAMAGE_S = 300.0  # between two tries of a damaged version, of which each fetches it anew
+_LONGEST_DAMAGE_S = 300.0  # the longest pause before a damaged version is fetched again
 _ASK_S = 10.0  # between two questions of what an engine has loaded
 # Tests replace this clock.
 _monotonic = time.monotonic

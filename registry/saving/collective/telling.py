@@ -44,7 +44,7 @@ def open_together(group: Group, store: Store, run_id: str, read: Callable[[], Ru
             log = RunLog(store, run_id)
             # This rank may be late, and its machine may have seen more since.
             if (
-                not log.open_copy(copy)
+                not log.open_copy(copy, is_durable=False)
                 or log.newest is None
                 or log.run.next_slot < log.seen.slots
                 or log.run.commits < log.seen.commits

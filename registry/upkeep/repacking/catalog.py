@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 
@@ -116,7 +117,9 @@ class Catalog:
         self._places: list[Place] = []
         self._runs_of: list[str] = []  # by the number of a place
         self._moved: dict[tuple[str, Place], Place] = {}  # places that batches have replaced
-        self._db = sqlite3.connect("")  # a temporary file, gone with the connection
+        # A temporary file, gone with the connection, and that with the catalog.
+        self._db = sqlite3.connect("", check_same_thread=False)
+        finalize(self, self._db.close)
         self._db.executescript(_TABLES)
 
     def read(self, runs: Iterable[RunManifest]) -> None:

@@ -365,3 +365,15 @@ def _of_another_history(kept: Path) -> bytes:
     (at,) = [n for n, line in enumerate(lines) if b'"run_id":"b"' in line]
     lines[at] = re.sub(rb'"head":"[0-9a-f]{64}"', b'"head":"' + b"0" * 64 + b'"', lines[at])
     return wrap_frame(b"\n".join(lines))
+
+
+def test_a_machine_without_space_verifies_and_remembers_nothing(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(verify_notes, "TemporaryFile", full)
+    for _ in range(2):
+        with holdfast.open(place) as reg:
+            assert reg.verify(since_last=True).ok
