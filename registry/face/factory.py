@@ -49,11 +49,11 @@ def init(
         compression: How chunks are stored unless a save says otherwise: `none`, `zstd`, `lz4`,
             which is faster and saves fewer bytes, or `auto`: zstd, faster for bfloat16 and float32.
             No id depends on it. Default: uncompressed.
-        keyframe_every: Store a chunk that changes from save to save whole at least once in this
-            many versions, 1 to 32, unless a save says otherwise. In between it is stored as a
-            difference if that is clearly shorter. A save then reads the versions that it builds
-            on, and a load reads up to this many versions. Differences are compressed, by `zstd`
-            if no `compression` is given. Default: 1, no differences.
+        keyframe_every: Store a chunk that changes from save to save whole once in this many
+            versions, 1 to 32, unless a save says otherwise. In between it is stored as a difference
+            if that is clearly shorter. A save then reads the versions that it builds on, and a load
+            reads up to this many differences. They are compressed, by `zstd` if no `compression` is
+            given. Default: 1, no differences.
         skip_race_probe: Do not race the store's put-if-absent first. For emulators that are known
             not to be atomic and hold nothing of value; `registry.json` records it.
         storage_options: Options of the file system, by the names of fsspec's drivers, such as

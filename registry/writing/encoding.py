@@ -3,8 +3,10 @@
 Each tensor is tried once, in its middle: if it hardly shrinks, as noise and some moments do, all of
 it stays raw. A single chunk that does not get shorter stays raw too. Deltas of a tensor are tried
 on its first chunk, and compared with compression alone. The base of a delta is the chunk with the
-same number in the first base state that has a tensor of this path, dtype and shape, as long as its
-chain of deltas is short; `holdfast.registry.store.fetching` reads deltas.
+same number in the first base state that has a tensor of this path, dtype and shape. At the end of a
+chain of deltas a chunk is stored whole; if it has hardly changed, its base is, once more, and the
+chunk as a delta: who has the base then fetches little. `holdfast.registry.store.fetching` reads
+deltas.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ _SAMPLE_BYTES = 128 * 1024
 WORTH = 0.95
 #: A delta that is longer than this share of the compressed chunk is not worth reading two chunks.
 DELTA_WORTH = 0.9
+#: The same at the end of a chain, where it needs a base that is stored once more.
+END_WORTH = 0.125
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ class Encoded:
     codec: str = RAW  # a name of `holdfast.registry.objects.codecs`
     digest: Digest | None = None  # SHA-256 of the stored bytes, unless it is raw
     base: Digest | None = None  # the base, if it is a delta
+    base_again: Encoded | None = None  # the base without deltas, if it is to be stored once more
 
     @classmethod
     def raw(cls, view: memoryview) -> Encoded:
@@ -59,6 +64,7 @@ class DeltaBase:
     #: Returns its bytes, verified, in fresh memory; `None` if it cannot be a base.
     read: Callable[[], memoryview | None]
     gains_nothing: Callable[[], None] = lambda: None  # called if it was read in vain
+    room: int = MAX_DEPTH  # how many deltas its chain may still get
 
 
 class Encoding:
@@ -71,7 +77,7 @@ class Encoding:
         )  # of deltas too: planes of differences gain nothing
         # By tensor. Two threads may try the same tensor; they find the same ratio.
         self._ratios: dict[int, float] = {}
-        self._gains_by_deltas: dict[int, bool] = {}
+        self._delta_ratios: dict[int, float] = {}
 
     def encode(
         self,
@@ -90,12 +96,13 @@ class Encoding:
         else:
             expected = int(len(view) * self._ratio_of(leaf, view if whole is None else whole))
         if base is not None:
-            delta = self._delta(view, leaf, base, int(expected * DELTA_WORTH))
+            delta = self._delta(view, leaf, base, expected)
             if delta is not None:
                 return delta
-        if alone is None:
-            alone = self._alone(view, leaf.dtype) if expected < len(view) else Encoded.raw(view)
-        return alone
+        return alone or self._whole(view, leaf.dtype, expected)
+
+    def _whole(self, view: memoryview, dtype: str, expected: int) -> Encoded:
+        return self._alone(view, dtype) if expected < len(view) else Encoded.raw(view)
 
     def _alone(self, view: memoryview, dtype: str) -> Encoded:
         stored = codecs.encode(view, item_size(dtype), codecs.for_type(self._codec, dtype))
@@ -113,27 +120,32 @@ class Encoding:
         return ratio
 
     def _delta(
-        self, view: memoryview, leaf: ArrayLeaf, base: DeltaBase, most_bytes: int
+        self, view: memoryview, leaf: ArrayLeaf, base: DeltaBase, expected: int
     ) -> Encoded | None:
-        """Return a chunk as a delta if that takes at most `most_bytes`."""
-        if not self._gains_by_deltas.get(id(leaf), True):
+        """Return a chunk as a delta if that is worth it; whole it takes the `expected` bytes."""
+        most_bytes = expected * (DELTA_WORTH if base.room > 1 else END_WORTH)
+        ratio = self._delta_ratios.get(id(leaf))
+        if ratio is not None and ratio * len(view) > most_bytes:
             return None
         delta = base.read()
         if delta is None:
             return None
         item = item_size(leaf.dtype)
         codecs.join(delta, view)  # the memory of the base becomes the delta
-        if id(leaf) not in self._gains_by_deltas:
-            gains = _ratio(delta, item, self._stored_as) * len(view) <= most_bytes
-            self._gains_by_deltas[id(leaf)] = gains
-            if not gains:
+        if ratio is None:
+            self._delta_ratios[id(leaf)] = ratio = _ratio(delta, item, self._stored_as)
+            if ratio * len(view) > expected * DELTA_WORTH:
                 base.gains_nothing()
                 return None
         stored = codecs.encode(delta, item, self._stored_as)
         if len(stored) > most_bytes:
             return None
         digest = Digest(hashlib.sha256(stored).digest())
-        return Encoded(stored, len(view), self._stored_as, digest, base.digest)
+        again = None
+        if base.room < 1:
+            codecs.join(delta, view)  # the memory of the delta becomes the base
+            again = self._whole(delta, leaf.dtype, expected)
+        return Encoded(stored, len(view), self._stored_as, digest, base.digest, again)
 
 
 def _ratio(view: memoryview, item: int, codec: str) -> float:
@@ -235,12 +247,11 @@ class Predecessors:
         if path in self._resting:
             return None
         digest, size = origin.digests[number], origin.entry.grid.sizes()[number]
-        if self._links(digest) + 1 >= self._keyframe_every:
-            return None
         return DeltaBase(
             digest,
             read=lambda: self._read(origin.base, digest, size),
             gains_nothing=lambda: self._trials.rest(path, self._keyframe_every),
+            room=self._keyframe_every - self._links(digest),
         )
 
     def _links(self, digest: Digest) -> int:

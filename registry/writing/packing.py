@@ -315,10 +315,10 @@ class _Writing:
         while len(self._in_flight) >= at_most:
             self._in_flight.popleft().result()
         with collector_paused():
-            table, stored = self._encode(fresh, growing)
+            digests, table, stored = self._encode(fresh, growing)
             encoded = table.encode()
             name = Digest.of(encoded)
-            self._fresh.update(fresh)
+            self._fresh.update(digests)
         sent = in_use(blocks, stored)
         self._lease.give(block for block in blocks if not any(block is one for one in sent))
         stored += [encoded, trailer(encoded)]
@@ -333,7 +333,7 @@ class _Writing:
         # Only after the put, which may send the same bytes again.
         future.add_done_callback(lambda _: self._lease.give(sent))
         self._in_flight.append(future)
-        self._packs[name] = (size, [*(growing.written if growing else fresh)], table, future)
+        self._packs[name] = (size, digests, table, future)
 
     def _put_grown(self, file: Unfinished, name: Digest, end: list[Buffer], *how: Any) -> ObjectKey:
         with closing(file):
@@ -361,19 +361,25 @@ class _Writing:
 
     def _encode(
         self, fresh: Mapping[Digest, Chunk | Piece], growing: GrowingPack | None
-    ) -> tuple[PackTable, list[Buffer]]:
-        """Return the table of a pack, and its chunks in their stored form, unless written."""
+    ) -> tuple[list[Digest], PackTable, list[Buffer]]:
+        """Return the chunks of a pack, its table, and their stored bytes, unless written."""
         if growing is not None:
-            return PackTable.of_raw(growing.written, [*growing.written.values()]), []
+            written = growing.written
+            return [*written], PackTable.of_raw(written, [*written.values()]), []
         if self._codec == RAW:
             views: list[Buffer] = [chunk.view for chunk in fresh.values()]
-            return PackTable.of_raw(fresh, [*map(len, views)]), views
+            return [*fresh], PackTable.of_raw(fresh, [*map(len, views)]), views
         # Deltas have to read their bases first; such threads mostly wait.
         pools = self._store.pools
         pool = pools.bulk if self._predecessors else pools.hashing
         # Not added to `_under_way`: each future keeps the bytes of its result.
         made = results([pool.submit(self._encode_one, chunk) for chunk in fresh.values()])
-        return PackTable(chain_entries(fresh, made)), [one.stored for one in made]
+        kept = dict(zip(fresh, made, strict=True))
+        for one in made:
+            if one.base is not None and one.base_again is not None and one.base not in self._fresh:
+                kept.setdefault(one.base, one.base_again)
+        stored = [one.stored for one in kept.values()]
+        return [*kept], PackTable(chain_entries(kept, [*kept.values()])), stored
 
     def _encode_one(self, chunk: Chunk | Piece) -> Encoded:
         base = None

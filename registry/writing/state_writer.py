@@ -57,9 +57,9 @@ class Storing:
     Attributes:
         compression: `none`, `auto`, `zstd` or `lz4`, for new chunks. `auto` is zstd, in a shorter
             and faster form for bfloat16 and float32. Default: the registry's own.
-        keyframe_every: A chunk that changes from save to save is stored whole at least once in this
-            many versions, 1 to 32. In between it is stored as a difference if that is clearly
-            shorter; 1 turns differences off. Default: the registry's own.
+        keyframe_every: A chunk that changes from save to save is stored whole once in this many
+            versions, 1 to 32. In between it is stored as a difference if that is clearly shorter; 1
+            turns differences off. Default: the registry's own.
         precision: Which float32 and float64 tensors are stored in fewer bits: one policy for all,
             or policies by path pattern, of which the first match counts:
             `{"model/*": "bf16", "*": "auto"}`. A policy is `bf16`, `fp16`, `auto` (`bf16` for

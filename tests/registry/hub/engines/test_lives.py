@@ -96,11 +96,10 @@ def test_the_figures_of_a_policy_that_changes_a_little(
     deltas = sorted(shares[1:])
     print(
         f"fetched of all bytes: median {median(deltas):.2%}, mean {sum(deltas) / len(deltas):.2%}, "
-        f"keyframe {deltas[-1]:.0%}; commit to confirmation {median(ours[1:]):.2f} s, most "
+        f"most {deltas[-1]:.2%}; commit to confirmation {median(ours[1:]):.2f} s, most "
         f"{max(ours[1:]):.2f} s; a full copy on the same disk {median(theirs):.2f} s"
     )
-    assert median(deltas) < 0.02
-    assert sum(share > 0.02 for share in deltas) <= 2  # keyframes
+    assert deltas[-1] < 0.02
 
 
 @pytest.mark.soak  # each process takes 5 s of a core to import transformers
