@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import NamedTuple
 
 from holdfast.registry.errors import InvalidInput
 
 _MAX_BYTES = 2**20
 _FORM = "SHA256 PATTERN,... NAME"
-#: The scheme of the header, as the clients send it.
-_SCHEME = "Bearer "
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """A token, by its digest."""
 
     sha256: bytes  # of its text in UTF-8
@@ -37,8 +34,7 @@ class Token:
 ANYBODY = Token(b"", ("*",), "-")
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(NamedTuple):
     """Everybody who may ask."""
 
     tokens: tuple[Token, ...] | None  # `None`: no token is asked for
@@ -53,8 +49,7 @@ class Access:
         """Return who sent a header `Authorization`; `None` for a stranger."""
         if self.tokens is None:
             return ANYBODY
-        given = (authorization or "").removeprefix(_SCHEME)
-        digest, found = _digest(given), None
+        digest, found = _digest((authorization or "").removeprefix("Bearer ")), None
         for token in self.tokens:  # all of them, so that the time tells nothing
             if secrets.compare_digest(digest, token.sha256):
                 found = token

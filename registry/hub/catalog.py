@@ -11,6 +11,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from threading import Lock
 from typing import Any
 
@@ -97,16 +98,16 @@ class Catalog:
             NotFound: It names nothing, or digits of a view that is no more.
             RegistryError: It cannot be read, or has no files that a client could take.
         """
+        found: View | None
         if revision == MAIN:
             found = self._view(self._stored_main(run))
         elif EXACT.fullmatch(revision):
             views = (self._view(one) for one in self._candidates(run, revision[:24]))
-            made = next((one for one in views if one.revision == revision), None)
-            if made is None:
-                raise NotFound("no such revision", where=f"{run.id}: {revision}")
-            found = made
+            found = next((one for one in views if one.revision == revision), None)
         else:
             found = self._view(find_in_run(run.handle.store, run.handle.log, revision))
+        if found is None:
+            raise NotFound("no such revision", where=f"{run.id}: {revision}")
         with self._lock:
             _keep(self._exact, (repo, found.revision), (time.monotonic(), found))
         return found
@@ -121,17 +122,13 @@ class Catalog:
 
     def _candidates(self, run: Run, digits: str) -> Iterator[Stored]:
         """Yield the states of a run whose ids begin with these digits, under each name."""
-        store, log, manifest = run.handle.store, run.handle.log, run.manifest
-        for pin in manifest.pins:
-            if pin.kind in ("release", "artifact") and pin.manifest.hex().startswith(digits):
-                yield find_in_run(store, log, pin.ref)
-        for entry in manifest.roster():
-            if entry.manifest.hex().startswith(digits):
-                yield find_in_run(store, log, f"pool/v{entry.version}")
-        try:
-            yield find_in_run(store, log, digits)
-        except NotFound:
-            return
+        pins = [*run.manifest.pins_of("release"), *run.manifest.pins_of("artifact")]
+        states = [(pin.ref, pin.manifest) for pin in pins]
+        states += [(f"pool/v{one.version}", one.manifest) for one in run.manifest.roster()]
+        refs = [ref for ref, digest in states if digest.hex().startswith(digits)]
+        for ref in (*refs, digits):
+            with suppress(NotFound):
+                yield find_in_run(run.handle.store, run.handle.log, ref)
 
     def _view(self, stored: Stored) -> View:
         """Return the view of a state, made once while what it is made of stays."""

@@ -11,12 +11,13 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote
 
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.backends.escape import printable
@@ -50,26 +51,14 @@ _LONGEST_BODY = 2**20
 _REASON_CHARACTERS = 300
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """An answer that is known."""
-
-    status: int
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
-    reason: str = ""  # what went wrong, for the access log
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """A part of a file, which is sent as it is read."""
 
-    status: int
-    headers: Mapping[str, str]
+    answer: Response  # its status and headers
     file: Joined
     start: int  # its first byte
     stop: int  # the byte after its last
-    request: Asked  # what it answers
+    wanted: Asked  # what it answers
 
 
 class _Broken(Exception):
@@ -99,7 +88,7 @@ class Endpoint:
         self._catalog, self._access, self._hosts, self._log = catalog, access, hosts, log
         self._resolvers = ThreadPoolExecutor(_RESOLVERS, "holdfast-hub")
         self._readers = ThreadPoolExecutor(_READERS, "holdfast-hub-read")
-        self._files: asyncio.Semaphore | None = None  # made in the loop of the server
+        self._files = asyncio.Semaphore(_OPEN_FILES)
         self._figures = figures or Figures()
 
     def close(self) -> None:
@@ -115,21 +104,20 @@ class Endpoint:
             sent["bytes"] += len(message.get("body", b""))
             await send(message)
 
-        headers = {key.decode("latin-1"): text.decode("latin-1") for key, text in scope["headers"]}
-        caller = self._access.caller(headers.get("authorization"))
+        request = Request(scope, receive)
+        caller = self._access.caller(request.headers.get("authorization"))
         status, reason = 500, ""
         self._figures.add("hub_open_requests")
         try:
-            found = await self._answer(scope, headers, caller, receive)
-            status = found.status
-            answer = (
-                await self._send_part(found, receive, counted)
-                if isinstance(found, _Part)
-                else found
-            )
+            answer: Response | _Part | None = await self._answer(request, caller)
+            if isinstance(answer, _Part):
+                status = answer.answer.status_code
+                answer = await self._send_part(answer, request, counted)
             if answer is not None:
-                status, reason = answer.status, answer.reason
-                await _send(answer, counted, is_last=caller is None)
+                status, reason = answer.status_code, answer.headers.get("x-error-message", "")
+                if caller is None:  # a stranger gets one answer on a connection
+                    answer.headers["connection"] = "close"
+                await answer(scope, receive, counted)
         except _Broken as error:
             reason = f"broken off: {error}"
             self._figures.add("hub_broken_answers_total")
@@ -148,108 +136,71 @@ class Endpoint:
 
     # Answers
 
-    async def _answer(
-        self, scope: Scope, headers: Mapping[str, str], caller: Token | None, receive: Receive
-    ) -> _Answer | _Part:
-        path, method = scope["raw_path"], scope["method"]
+    async def _answer(self, request: Request, caller: Token | None) -> Response | _Part:
+        path, method = request.scope["raw_path"], request.method
         if path == b"/healthz":
-            return _text(200, "ok\n")
-        if headers.get("host", "") not in self._hosts:
-            return _text(421, "not a name of this server\n")
+            return PlainTextResponse("ok\n")
+        if request.headers.get("host", "") not in self._hosts:
+            return PlainTextResponse("not a name of this server\n", 421)
         if path == b"/metrics":
-            return _text(200, exposition(self._figures).decode())
+            return PlainTextResponse(exposition(self._figures))
         if caller is None:
             return _error(401, "", "Invalid credentials in Authorization header")
-        request = asked(path)
+        wanted = asked(path)
         if method not in ("GET", "HEAD") and not (
-            method == "POST" and request is not None and request.kind == "paths-info"
+            method == "POST" and wanted is not None and wanted.kind == "paths-info"
         ):
             return _error(405, "", "this endpoint is read-only")
-        if request is None:
+        # Decided by the name alone: nobody learns from the time whether there is such a run.
+        if wanted is None or not caller.allows(wanted.repo.rpartition("/")[2]):
             return _absent()
         try:
-            return await self._of(request, scope, headers, caller, receive)
+            return await self._of(wanted, request)
         except Exception as error:  # a 500 would send the client to its cache
-            return _unread(request, error)
+            return _unread(wanted, error)
 
-    async def _of(
-        self,
-        request: Asked,
-        scope: Scope,
-        headers: Mapping[str, str],
-        caller: Token,
-        receive: Receive,
-    ) -> _Answer | _Part:
-        # Decided by the name alone: nobody learns from the time whether there is such a run.
-        if not caller.allows(request.repo.rpartition("/")[2]):
-            return _absent()
-        view = self._catalog.known(request.repo, request.revision)
+    async def _of(self, wanted: Asked, request: Request) -> Response | _Part:
+        view = self._catalog.known(wanted.repo, wanted.revision)
         if view is None:
             loop = asyncio.get_running_loop()
-            coming = loop.run_in_executor(self._resolvers, self._find, request)
+            coming = loop.run_in_executor(self._resolvers, self._find, wanted)
             view = await asyncio.wait_for(coming, _PATIENCE_S)
             if view is None:
                 return _absent()
-        query = parse_qs(scope["query_string"].decode("latin-1"))
-        match request.kind:
+        match wanted.kind:
             case "info":
-                return _json(info(request.repo, view))
+                return _json(info(wanted.repo, view))
             case "tree":
-                recursive = query.get("recursive", ["false"])[0].lower() in ("true", "1")
-                entries = tree(view, request.path.strip("/"), recursive=recursive)
+                recursive = request.query_params.get("recursive", "").lower() in ("true", "1")
+                entries = tree(view, wanted.path.strip("/"), recursive=recursive)
                 return _missing(view) if entries is None else _json(entries)
             case "paths-info":
-                return _json(paths_info(view, await _paths(headers, receive)))
-        return self._file(view, request, scope["method"], headers)
+                return _json(paths_info(view, await _paths(request)))
+        return _file(view, wanted, request)
 
-    def _find(self, request: Asked) -> View | None:
+    def _find(self, wanted: Asked) -> View | None:
         """Return the view; `None` if there is no such repository."""
         try:
-            run = self._catalog.run(request.repo)
+            run = self._catalog.run(wanted.repo)
         except (NotFound, InvalidInput):
             return None
-        return self._catalog.view(request.repo, run, request.revision)
-
-    def _file(
-        self, view: View, request: Asked, method: str, headers: Mapping[str, str]
-    ) -> _Answer | _Part:
-        file = view.files.get(request.path)
-        if file is None:
-            return _missing(view)
-        own = headers_of(view, request.path)
-        if request.revision != view.revision:
-            # The client goes on with the digits: the ref may move before it asks for the bytes.
-            place = f"/{request.repo}/resolve/{view.revision}/{quote(request.path)}"
-            return _Answer(307, {"location": place, "x-repo-commit": view.revision})
-        is_same = headers.get("if-range", own["etag"]) == own["etag"]
-        part = byte_range(headers.get("range") if is_same else None, file.size)
-        if part is None:
-            return _Answer(416, {**own, "content-range": f"bytes */{file.size}"})
-        start, stop = part
-        about, status = {**own, "content-length": str(stop - start)}, 200
-        if (start, stop) != (0, file.size):
-            about["content-range"], status = f"bytes {start}-{stop - 1}/{file.size}", 206
-        if method == "HEAD" or start == stop:
-            return _Answer(status, about)
-        return _Part(status, about, file, start, stop, request)
+        return self._catalog.view(wanted.repo, run, wanted.revision)
 
     # Bytes
 
-    async def _send_part(self, part: _Part, receive: Receive, send: Send) -> _Answer | None:
+    async def _send_part(self, part: _Part, request: Request, send: Send) -> Response | None:
         """Send a part of a file, or return the answer that says why nothing of it was sent."""
-        if self._files is None:
-            self._files = asyncio.Semaphore(_OPEN_FILES)
         async with self._files:
-            gone = asyncio.ensure_future(_disconnected(receive))
             coming = self._read(part, part.start)
             try:
-                try:
-                    data = await coming
-                except Exception as error:
-                    return _unread(part.request, error)
-                await send(_start(part.status, part.headers))
+                data = await coming
+            except Exception as error:
+                return _unread(part.wanted, error)
+            status, headers = part.answer.status_code, part.answer.raw_headers
+            try:
+                await send({"type": "http.response.start", "status": status, "headers": headers})
                 at = part.start + len(data)
-                while not gone.done():
+                while not await request.is_disconnected():
                     more = at < part.stop
                     coming = self._read(part, at)
                     message = {"type": "http.response.body", "body": data, "more_body": more}
@@ -265,7 +216,6 @@ class Endpoint:
             except RegistryError as error:
                 raise _Broken(_said(error)) from error
             finally:
-                gone.cancel()
                 coming.cancel()
 
     def _read(self, part: _Part, at: int) -> asyncio.Future[bytes]:
@@ -276,21 +226,37 @@ class Endpoint:
         return loop.run_in_executor(self._readers, part.file.read, at, stop)
 
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def _file(view: View, wanted: Asked, request: Request) -> Response | _Part:
+    file = view.files.get(wanted.path)
+    if file is None:
+        return _missing(view)
+    own = headers_of(view, wanted.path)
+    if wanted.revision != view.revision:
+        # The client goes on with the digits: the ref may move before it asks for the bytes.
+        place = f"/{wanted.repo}/resolve/{view.revision}/{quote(wanted.path)}"
+        return Response(None, 307, {"location": place, "x-repo-commit": view.revision})
+    is_same = request.headers.get("if-range", own["etag"]) == own["etag"]
+    part = byte_range(request.headers.get("range") if is_same else None, file.size)
+    if part is None:
+        return Response(None, 416, {**own, "content-range": f"bytes */{file.size}"})
+    start, stop = part
+    about, status = {**own, "content-length": str(stop - start)}, 200
+    if (start, stop) != (0, file.size):
+        about["content-range"], status = f"bytes {start}-{stop - 1}/{file.size}", 206
+    answer = Response(None, status, about)
+    if request.method == "HEAD" or start == stop:
+        return answer
+    return _Part(answer, file, start, stop, wanted)
 
 
-async def _paths(headers: Mapping[str, str], receive: Receive) -> list[str]:
+async def _paths(request: Request) -> list[str]:
     """Return the paths in the body of a request, a form or JSON."""
-    body, more = b"", True
-    while more:
-        message = await receive()
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
+    body = b""
+    async for part in request.stream():
+        body += part
         if len(body) > _LONGEST_BODY:
             raise InvalidInput("the body is too long", expected=f"at most {_LONGEST_BODY} bytes")
-    if "json" in headers.get("content-type", ""):
+    if "json" in request.headers.get("content-type", ""):
         check_json(body, where="paths-info", kind=InvalidInput)
         try:
             found = json.loads(body)["paths"]
@@ -301,48 +267,30 @@ async def _paths(headers: Mapping[str, str], receive: Receive) -> list[str]:
     return [one for one in ([found] if isinstance(found, str) else found) if isinstance(one, str)]
 
 
-async def _send(answer: _Answer, send: Send, *, is_last: bool) -> None:
-    about = {"content-length": str(len(answer.body)), **answer.headers}
-    if is_last:  # a stranger gets one answer on a connection
-        about["connection"] = "close"
-    await send(_start(answer.status, about))
-    await send({"type": "http.response.body", "body": answer.body})
+def _json(value: Any) -> Response:
+    return JSONResponse(value, headers={"cache-control": "private, no-cache"})
 
 
-def _start(status: int, headers: Mapping[str, str]) -> Message:
-    pairs = [(name.encode(), text.encode("latin-1")) for name, text in headers.items()]
-    return {"type": "http.response.start", "status": status, "headers": pairs}
-
-
-def _json(value: Any) -> _Answer:
-    about = {"content-type": "application/json", "cache-control": "private, no-cache"}
-    return _Answer(200, about, json.dumps(value).encode())
-
-
-def _text(status: int, text: str) -> _Answer:
-    return _Answer(status, {"content-type": "text/plain; charset=utf-8"}, text.encode())
-
-
-def _error(status: int, code: str, message: str, **headers: str) -> _Answer:
-    about = {"content-type": "application/json", "x-error-message": message, **headers}
+def _error(status: int, code: str, message: str, **headers: str) -> Response:
+    about = {"x-error-message": message, **headers}
     if code:
         about["x-error-code"] = code
-    return _Answer(status, about, json.dumps({"error": message}).encode(), message)
+    return JSONResponse({"error": message}, status, about)
 
 
-def _absent() -> _Answer:
+def _absent() -> Response:
     """Return the answer to a run that is absent, and to one that the caller may not read."""
     return _error(404, "RepoNotFound", "Repository not found")
 
 
-def _missing(view: View) -> _Answer:
+def _missing(view: View) -> Response:
     return _error(404, "EntryNotFound", "Entry not found", **{"x-repo-commit": view.revision})
 
 
-def _unread(request: Asked, error: Exception) -> _Answer:
+def _unread(wanted: Asked, error: Exception) -> Response:
     """Return the answer to a revision that cannot be read now, or is not there."""
     is_away = isinstance(error, (StoreUnavailable, TimeoutError))
-    if is_away and EXACT.fullmatch(request.revision):
+    if is_away and EXACT.fullmatch(wanted.revision):
         return _error(503, "", _said(error), **{"retry-after": "5"})
     return _error(404, "RevisionNotFound", _said(error))
 

@@ -12,8 +12,7 @@ import hashlib
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.backends.fsspec.files import Files
 from holdfast.registry.curation import Release
@@ -35,8 +34,7 @@ _IN_TOTO = "application/vnd.in-toto+json"
 _PART_BYTES = 8 * 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedFiles:
+class ExportedFiles(NamedTuple):
     """A release as plain files."""
 
     url: str  # the folder

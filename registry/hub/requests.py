@@ -6,58 +6,44 @@ A path is read as it was sent: a ref such as `phase2/best` arrives as `phase2%2F
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote
 
 from holdfast.registry.hub.views import View
 
 Kind = Literal["file", "info", "tree", "paths-info"]
-_VERBS = ("revision", "tree", "paths-info", "resolve")
-_MAIN = "main"
+_REPO = r"/(?P<repo>[^/]+(?:/[^/]+)?)"
+#: No ref is one of the verbs: that is then a run of that name, in a project.
+_REF = r"/(?P<revision>(?!(?:revision|tree|paths-info|resolve)(?:/|$))[^/]+)"
+_FORMS: Mapping[Kind, re.Pattern[str]] = {
+    "info": re.compile(rf"/api/models{_REPO}(?:/revision{_REF})?"),
+    "tree": re.compile(rf"/api/models{_REPO}/tree{_REF}(?:/(?P<path>.*))?"),
+    "paths-info": re.compile(rf"/api/models{_REPO}/paths-info{_REF}"),
+    "file": re.compile(rf"(?!/api/models/){_REPO}/resolve/(?P<revision>[^/]+)/(?P<path>.+)"),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """A request for a repository."""
 
     kind: Kind
     repo: str  # `RUN` or `PROJECT/RUN`
-    revision: str = _MAIN
+    revision: str = "main"
     path: str = ""  # of a file, or of a folder that is listed
 
 
 def asked(raw_path: bytes) -> Asked | None:
     """Return the request that a path stands for; `None` if no client asks so."""
     try:
-        steps = [unquote(step, errors="strict") for step in raw_path.decode("ascii").split("/")]
-    except ValueError:
+        path = raw_path.decode("ascii")
+        for kind, form in _FORMS.items():
+            if found := form.fullmatch(path):
+                given = [one for one in found.groupdict().items() if one[1]]
+                return Asked(kind, **{name: unquote(one, errors="strict") for name, one in given})
+    except UnicodeDecodeError:
         return None
-    match steps:
-        case ["", "api", "models", *rest]:
-            return _api(rest)
-        case ["", name, "resolve", revision, *path] if path and revision not in _VERBS:
-            return Asked("file", name, revision, "/".join(path))
-        case ["", project, name, "resolve", revision, *path] if path:
-            return Asked("file", f"{project}/{name}", revision, "/".join(path))
-    return None
-
-
-def _api(steps: Sequence[str]) -> Asked | None:
-    for at in (1, 2):
-        match steps[at:]:
-            case []:
-                return Asked("info", "/".join(steps)) if len(steps) == at else None
-            # No ref is one of the verbs: it is then a run of that name, in a project.
-            case [_, revision, *_] if revision in _VERBS:
-                continue
-            case ["revision", revision]:
-                return Asked("info", "/".join(steps[:at]), revision)
-            case ["tree", revision, *path]:
-                return Asked("tree", "/".join(steps[:at]), revision, "/".join(path))
-            case ["paths-info", revision]:
-                return Asked("paths-info", "/".join(steps[:at]), revision)
     return None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +16,7 @@ from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.curation import Release
 from holdfast.registry.errors import IncompatibleState
-from holdfast.registry.formats import (
-    OPAQUE,
-    encode_header,
-    json_file,
-    named_tensors,
-    opaque_name,
-)
+from holdfast.registry.formats import OPAQUE, encode_header, json_file, named_tensors, opaque_name
 from holdfast.registry.layouts import CONFIGS, METADATA, hub_folder
 from holdfast.registry.loading import Chunks, Joined, StateHandle, Stored, is_tree
 from holdfast.registry.objects import RecentChunks, TensorEntry
@@ -39,6 +33,7 @@ CARD = "README.md"
 #: The components that `holdfast push` makes of the files of a folder of Hugging Face.
 _JSON, _FILES, _STATES = "json", "files", "states"
 _METADATA = {"format": "pt"}
+_Parts = Sequence[bytes | TensorEntry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +142,7 @@ class _Composed:
         text = hub_folder.card_text(stored, own, rows)
         self._add(CARD, stored, [text.encode()])
 
-    def _add(
-        self,
-        name: str,
-        stored: Stored,
-        parts: Sequence[bytes | TensorEntry],
-        sha256: str | None = None,
-    ) -> None:
+    def _add(self, name: str, stored: Stored, parts: _Parts, sha256: str | None = None) -> None:
         if not name.endswith(_OFFERED):
             self.left_out.append(name)
         elif name not in self.files:
@@ -178,40 +167,33 @@ class _Composed:
             tensors, others = named_tensors(name, *_of(stored, name))
             self.left_out += [f"{name}/{other}" for other in others]
             file = hub_folder.WEIGHTS.get(name, hub_folder.WEIGHTS["model"])
-            for path, some in self._shards(file, tensors) if tensors else ():
+            shards = self._shards(file, tensors)
+            for path, some in shards.items():
                 head, order = encode_header(some, _metadata(stored, file))
                 self._add(path, stored, [head, *order])
-            self._add_index(stored, file, tensors)
+            if len(shards) > 1:
+                index = {
+                    "metadata": {"total_size": sum(one.nbytes for one in tensors.values())},
+                    "weight_map": {one: path for path, some in shards.items() for one in some},
+                }
+                data = json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False).encode()
+                self._add(f"{file}.index.json", stored, [data])
 
     def _shards(
         self, file: str, tensors: Mapping[str, TensorEntry]
-    ) -> Iterator[tuple[str, dict[str, TensorEntry]]]:
-        """Yield the files of weights; an adapter has always one."""
-        shards: list[dict[str, TensorEntry]] = [{}]
-        room = self.shard_bytes
+    ) -> dict[str, dict[str, TensorEntry]]:
+        """Return the tensors by file of weights; an adapter has always one."""
+        shards, room = list[dict[str, TensorEntry]](), 0
         for name in sorted(tensors):
-            if shards[-1] and tensors[name].nbytes > room and file == hub_folder.WEIGHTS["model"]:
+            size = tensors[name].nbytes
+            if not shards or (size > room and file == hub_folder.WEIGHTS["model"]):
                 shards.append({})
                 room = self.shard_bytes
             shards[-1][name] = tensors[name]
-            room -= tensors[name].nbytes
-        if len(shards) == 1:
-            yield file, shards[0]
-            return
-        stem = file.removesuffix(".safetensors")
-        for number, shard in enumerate(shards, start=1):
-            yield f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors", shard
-
-    def _add_index(self, stored: Stored, file: str, tensors: Mapping[str, TensorEntry]) -> None:
-        shards = list(self._shards(file, tensors))
-        if len(shards) < 2:
-            return
-        index = {
-            "metadata": {"total_size": sum(one.nbytes for one in tensors.values())},
-            "weight_map": {name: path for path, shard in shards for name in shard},
-        }
-        data = json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False).encode()
-        self._add(f"{file}.index.json", stored, [data])
+            room -= size
+        stem, of = file.removesuffix(".safetensors"), len(shards)
+        names = [f"{stem}-{number:05d}-of-{of:05d}.safetensors" for number in range(1, of + 1)]
+        return dict(zip(names if of > 1 else [file], shards, strict=False))
 
     # Everything else
 
@@ -221,36 +203,27 @@ class _Composed:
         if CONFIGS in parts:
             for name, data in hub_folder.config_files(stored).items():
                 self._add(name, stored, [data])
-        if _JSON in parts:
-            found = _plain(stored, _JSON)
-            if not isinstance(found, dict):  # of no folder
-                self.left_out.append(_JSON)
-                return
+        found = _plain(stored, _JSON) if _JSON in parts else None
+        if isinstance(found, dict):
             for name, value in found.items():
                 if isinstance(name, str):
                     self._add(name, stored, [json_file(name, value)])
-        if _FILES in parts and _JSON in parts:
-            skeleton, tensors = _of(stored, _FILES)
-            for name, node in _pairs(skeleton):
-                self._add(name, stored, [_bytes(node, tensors)])
+            for name, known in _files_of(stored).items():
+                self._add(name, stored, known)
+        elif _JSON in parts:  # of no folder
+            self.left_out.append(_JSON)
 
     def _add_tree(self, stored: Stored) -> None:
         """Add the files of a folder; of each a digest is recorded."""
-        parts = stored.manifest.components
-        found: dict[str, list[bytes | TensorEntry]] = {}
-        if _FILES in parts:
-            skeleton, tensors = _of(stored, _FILES)
-            found |= {name: [_bytes(node, tensors)] for name, node in _pairs(skeleton)}
-        if _STATES in parts:
-            skeleton, tensors = _of(stored, _STATES)
-            for name, node in _pairs(skeleton):
-                if name.endswith(".safetensors"):
-                    inner = dict(_pairs(node))
-                    named, others = named_tensors(name, inner.get("model"), tensors)
-                    if not others:
-                        kept = pytree.unflatten_component(inner.get(METADATA, {"d": []}), ())
-                        head, order = encode_header(named, kept)
-                        found[name] = [head, *order]
+        found = _files_of(stored)
+        skeleton, tensors = _of(stored, _STATES)
+        for name, node in _pairs(skeleton):
+            inner = dict(_pairs(node))
+            named, others = named_tensors(name, inner.get("model"), tensors)
+            if name.endswith(".safetensors") and not others:
+                kept = pytree.unflatten_component(inner.get(METADATA, {"d": []}), ())
+                head, order = encode_header(named, kept)
+                found[name] = [head, *order]
         for name, info in stored.files().items():
             if name not in found:
                 self.left_out.append(name)
@@ -266,8 +239,14 @@ class _Composed:
 
 
 def _of(stored: Stored, component: str) -> tuple[Any, Sequence[TensorEntry]]:
-    part = stored.manifest.components[component]
-    return part.skeleton, part.tensors
+    part = stored.manifest.components.get(component)
+    return (None, ()) if part is None else (part.skeleton, part.tensors)
+
+
+def _files_of(stored: Stored) -> dict[str, _Parts]:
+    """Return the files whose bytes were pushed unread."""
+    skeleton, tensors = _of(stored, _FILES)
+    return {name: [_bytes(node, tensors)] for name, node in _pairs(skeleton)}
 
 
 def _pairs(skeleton: Any) -> list[tuple[str, Any]]:
@@ -292,13 +271,10 @@ def _plain(stored: Stored, component: str) -> Any:
 
 def _metadata(stored: Stored, file: str) -> Mapping[str, str]:
     """Return the metadata of a file of weights: a pushed folder has them by file."""
-    if METADATA not in stored.manifest.components:
-        return _METADATA
-    kept = _plain(stored, METADATA)
-    kept = kept.get(file, kept) if isinstance(kept, dict) else {}
-    is_text = (
-        isinstance(kept, dict)
-        and kept
-        and all(isinstance(text, str) for pair in kept.items() for text in pair)
-    )
-    return kept if is_text else _METADATA
+    kept = _plain(stored, METADATA) if METADATA in stored.manifest.components else None
+    kept = kept.get(file, kept) if isinstance(kept, dict) else None
+    if isinstance(kept, dict) and all(
+        isinstance(one, str) for pair in kept.items() for one in pair
+    ):
+        return kept or _METADATA
+    return _METADATA

@@ -189,13 +189,18 @@ def test_a_client_that_stops_reading_is_cut_off(
     save(backend, 2, mib=8)  # more than the buffers of the system hold
     with served(backend) as site:
         path = f"/r/resolve/{sha_of(site, repo='r')}/model.safetensors"
+        asked = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{site.port}\r\n\r\n".encode()
+        with socket.create_connection(("127.0.0.1", site.port)) as leaving:
+            leaving.sendall(asked)
+            assert leaving.recv(12) == b"HTTP/1.1 200"
         with socket.create_connection(("127.0.0.1", site.port)) as idle:
             idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            idle.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{site.port}\r\n\r\n".encode())
+            idle.sendall(asked)
             assert idle.recv(12) == b"HTTP/1.1 200"
             # The only file that may be sent at once is free again, although nobody hung up.
             assert site.ask(path).status == 200
-        assert any("stopped reading" in line for line in site.lines)
+        broken = [line.rpartition("broken off: ")[2] for line in site.lines if "broken" in line]
+        assert broken == ["the client went away", "the client stopped reading"]
 
 
 @contextmanager
