@@ -112,7 +112,7 @@ def rank_config(
             where=by.metric,
             expected=f"at least {_LEAST} runs with a value of it",
             found=len(known),
-            hint=f"They have {abridged(sorted(names), ', ')}." if names else None,
+            hint=f"They have {abridged(sorted(names), ', ')}." if names - {by.metric} else None,
         )
     costs, configs = np.array([one for _, one in known]), [config_of(run) for run, _ in known]
     ranked: dict[tuple[int, ...], KeyRank] = {}
