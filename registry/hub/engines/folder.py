@@ -21,11 +21,10 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import IO, Annotated, Any, Literal, NamedTuple
 
 from holdfast.backends.local.disk import sync_folder
 from holdfast.registry.errors import Conflict, InvalidInput, StoreFull
@@ -70,8 +69,7 @@ class FollowedVersion(Record):
     n: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """A chunk in a file."""
 
     path: Path
@@ -82,8 +80,8 @@ class _Place:
 class Here:
     """The chunks of files that are here, as a cache of `Fetch`."""
 
-    def __init__(self) -> None:
-        self.places: dict[Digest, _Place] = {}
+    def __init__(self, places: Iterable[tuple[Digest, _Place]] = ()) -> None:
+        self._places = dict(places)
 
     def stream(self, file: Joined) -> tuple[StateReader, Iterator[bytes]]:
         """Return the reader of a file, and its parts: what is not here is fetched."""
@@ -103,7 +101,7 @@ class Here:
         return None
 
     def _fill(self, digest: Digest, view: memoryview, verified: bool) -> bool:
-        place = self.places.get(digest)
+        place = self._places.get(digest)
         if place is None or place.size != len(view) or not _read(place, view):
             return False
         return not verified or hashlib.sha256(view).digest() == digest
@@ -129,24 +127,23 @@ class HostFolder:
 
     def __init__(self, store: Store, run_id: str, root: Path) -> None:
         self._store, self._run_id, self._root = store, run_id, root.absolute()
-        self._here, self._is_known = Here(), False
+        self._here: Here | None = None  # unknown until the first version is made
         self.moved_bytes, self._status = 0, b""
         self._lock = lock_folder(root, _OURS)
         try:
             self.current = self._found()
             shutil.rmtree(root / _VERSIONS / _NEW, ignore_errors=True)
         except BaseException:
-            os.close(self._lock)
+            self.close()
             raise
 
     def close(self) -> None:
         """Let another follower have the folder."""
-        os.close(self._lock)
-        self._lock = -1
+        self._lock.close()
 
     def make(self, checkpoint: Checkpoint, view: View) -> FollowedVersion:
         """Write a version as files and switch `current` to it; until then nothing changes."""
-        if self._lock < 0:
+        if self._lock.closed:
             raise Conflict("the follower is closed", where=self._root)
         size = sum(file.size for file in view.files.values())
         self._check_room(size)
@@ -164,18 +161,17 @@ class HostFolder:
         )
         try:
             self._write(view, new)
-            put_file(new / MARKER, json.dumps(made.to_json(), indent=2).encode() + b"\n")
-            for one, _, _ in os.walk(new):
-                sync_folder(Path(one))
-            new.rename(folder)
-            sync_folder(folder.parent)
-            self._switch(name)
+            give_name(new, folder, MARKER, made)
+            link = self._root / _NEW
+            link.unlink(missing_ok=True)
+            link.symlink_to(Path(_VERSIONS, name))
+            link.replace(self._root / _CURRENT)
+            sync_folder(self._root)
         except OSError as error:
             fail(error, new, size)
         finally:
             shutil.rmtree(new, ignore_errors=True)  # of a version that was broken off
-        self._here.places = dict(places(view.files, folder))
-        self._is_known, self.current = True, made
+        self._here, self.current = Here(places(view.files, folder)), made
         return made
 
     def versions(self) -> list[str]:
@@ -193,7 +189,7 @@ class HostFolder:
     def write_status(self, status: Mapping[str, Any]) -> None:
         """Replace `status.json`, which nobody needs to go on."""
         data = json.dumps({"format": "holdfast.follow/1", **status}, indent=2).encode() + b"\n"
-        if data == self._status or self._lock < 0:
+        if data == self._status or self._lock.closed:
             return
         new = self._root / f"{_NEW}.json"
         with suppress(OSError):
@@ -213,16 +209,9 @@ class HostFolder:
                 hint="Two versions stay while the next one is written.",
             )
 
-    def _switch(self, name: str) -> None:
-        link = self._root / _NEW
-        link.unlink(missing_ok=True)
-        link.symlink_to(Path(_VERSIONS, name))
-        link.replace(self._root / _CURRENT)
-        sync_folder(self._root)
-
     def _write(self, view: View, new: Path) -> None:
-        if not self._is_known and self.current is not None:
-            self._survey(view, Path(self.current.folder))
+        if self._here is None:
+            self._here = Here(self._surveyed(view))
         readers = set[StateReader]()
         for name, file in view.files.items():
             if name == MARKER:
@@ -232,16 +221,17 @@ class HostFolder:
             put_file(new / name, map(memoryview, parts))
         self.moved_bytes = sum(one.moved_bytes for one in readers)
 
-    def _survey(self, view: View, folder: Path) -> None:
+    def _surveyed(self, view: View) -> Iterator[tuple[Digest, _Place]]:
         """Hash the version that is here where a new one has chunks: after a restart."""
-        known = [place for _, place in places(view.files, folder)]
+        here = self.current
+        known = [place for _, place in places(view.files, Path(here.folder))] if here else []
 
         def examined(place: _Place) -> Digest | None:
             data = memoryview(bytearray(place.size))
             return Digest(hashlib.sha256(data).digest()) if _read(place, data) else None
 
         found = self._store.pools.hashing.map(examined, known)
-        self._here.places = {one: at for one, at in zip(found, known, strict=True) if one}
+        yield from ((one, at) for one, at in zip(found, known, strict=True) if one)
 
     def _found(self) -> FollowedVersion | None:
         """Return the version that `current` leads to, if it is one of this run."""
@@ -285,27 +275,34 @@ def read_version(folder: Path) -> FollowedVersion:
         return FollowedVersion.of(json.loads(file.read(_MOST_BYTES)))
 
 
-def lock_folder(root: Path, ours: re.Pattern[str]) -> int:
+def give_name(new: Path, folder: Path, marker: str, about: Record) -> None:
+    """Describe a folder whose files are written, sync it, and give it its name."""
+    put_file(new / marker, json.dumps(about.to_json(), indent=2).encode() + b"\n")
+    for one, _, _ in os.walk(new):
+        sync_folder(Path(one))
+    new.rename(folder)
+    sync_folder(folder.parent)
+
+
+def lock_folder(root: Path, ours: re.Pattern[str]) -> IO[bytes]:
     """Make a folder and lock it; refuse one in which another program keeps something."""
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        others = sorted(one.name for one in root.iterdir() if not ours.fullmatch(one.name))
-        lock = -1 if others else os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise InvalidInput("not a folder", where=root, found=error) from error
-    except OSError as error:
-        fail(error, root, 0)
-    if others:
-        hint = "Choose an empty folder, or that of an earlier follower."
-        found = ", ".join(others[:5])
-        raise InvalidInput("the folder has other files", where=root, found=found, hint=hint)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(lock)
-        hint = "One follower can tell several engines."
-        raise Conflict("another follower has this folder", where=root, hint=hint) from error
-    except OSError as error:  # such as a network file system without locks
-        os.close(lock)
-        fail(error, root / _LOCK, 0)
-    return lock
+    with ExitStack() as stack:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            others = sorted(one.name for one in root.iterdir() if not ours.fullmatch(one.name))
+            if not others:
+                lock = stack.enter_context((root / _LOCK).open("ab"))
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.pop_all()
+                return lock
+        except (FileExistsError, NotADirectoryError) as error:
+            raise InvalidInput("not a folder", where=root, found=error) from error
+        except BlockingIOError as error:
+            hint = "One follower can tell several engines."
+            raise Conflict("another follower has this folder", where=root, hint=hint) from error
+        except OSError as error:  # such as a network file system without locks
+            fail(error, root / _LOCK, 0)
+    hint = "Choose an empty folder, or that of an earlier follower."
+    raise InvalidInput(
+        "the folder has other files", where=root, found=", ".join(others[:5]), hint=hint
+    )

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.curation.streams import Streams
@@ -47,8 +47,7 @@ _ASK_S = 10.0  # between two questions of what an engine has loaded
 _monotonic = time.monotonic
 
 
-@dataclass(frozen=True)
-class _Damage:
+class _Damage(NamedTuple):
     """A version that cannot be read."""
 
     n: int
@@ -132,7 +131,7 @@ class EngineFollower:
         self._reported: tuple[object, float] = None, -_REPORT_S
         self._recent = RecentChunks(RECENT_BYTES)
         self._skipped: int | None = None
-        self._error, self._over = "", False
+        self._error, self._over = "", threading.Event()
         self._damage: _Damage | None = None
         # An engine would load an adapter as the model.
         self._is_call = callable(notify) and not isinstance(notify, WeightFolders)
@@ -141,10 +140,8 @@ class EngineFollower:
         # An engine may still have one of these until it confirms another.
         self._earlier = set(self._folder.versions())
         self._changed, self._polling = threading.Condition(), threading.RLock()
-        self._links = [
-            _Link(one, at, self._changed, self._write_status, note)
-            for at, one in enumerate(engines)
-        ]
+        shared = self._changed, self._over, self._write_status, note
+        self._links = [_Link(one, at, *shared) for at, one in enumerate(engines)]
         if self._folder.current is not None:
             self._tell(self._folder.current)
 
@@ -210,7 +207,7 @@ class EngineFollower:
 
         A store that is away and a damaged checkpoint are waited out.
         """
-        while not self._over:
+        while not self._over.is_set():
             before, self._error = self._error, ""
             try:
                 self.poll()
@@ -236,11 +233,9 @@ class EngineFollower:
 
         An engine that is loading goes on, and the folder stays.
         """
-        if self._over:
+        if self._over.is_set():
             return
-        self._over = True
-        for link in self._links:
-            link.over.set()
+        self._over.set()
         with self._changed:
             self._changed.notify_all()
         for link in self._links:
@@ -311,6 +306,7 @@ class _Link:
     engine: Engine
     number: int
     changed: threading.Condition
+    over: threading.Event
     write_status: Callable[[], None]
     note: Callable[[str], object]
     wanted: FollowedVersion | None = None
@@ -321,10 +317,8 @@ class _Link:
     error: str = ""
 
     def __post_init__(self) -> None:
-        self.over = threading.Event()
-        self.thread = threading.Thread(
-            target=self._run, name=f"holdfast-engine-{self.number}", daemon=True
-        )
+        name = f"holdfast-engine-{self.number}"
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
 
     def status(self) -> dict[str, Any]:

@@ -207,8 +207,7 @@ def _removed(folder: Path) -> bool:
 
 def _is_whole(folder: Path, files: Mapping[str, Joined]) -> bool:
     """Compare the files in a folder with these, byte by byte; only what differs is fetched."""
-    here = Here()
-    here.places = dict(places(files, folder))
+    here = Here(places(files, folder))
     for name, wanted in files.items():
         with suppress(OSError), (folder / name).open("rb") as file:
             parts = here.stream(wanted)[1]

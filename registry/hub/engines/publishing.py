@@ -18,7 +18,6 @@ import json
 import os
 import re
 import shutil
-import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -29,11 +28,17 @@ from typing import Literal, Self
 import numpy as np
 import zstandard
 
-from holdfast.backends.local.disk import sync_folder
 from holdfast.registry.errors import Conflict
-from holdfast.registry.formats import fail, put_file
-from holdfast.registry.hub.engines.folder import MARKER, FollowedVersion, lock_folder, read_version
+from holdfast.registry.formats import encode_header, fail, put_file
+from holdfast.registry.hub.engines.folder import (
+    MARKER,
+    FollowedVersion,
+    give_name,
+    lock_folder,
+    read_version,
+)
 from holdfast.registry.hub.views import CARD
+from holdfast.registry.objects import TensorEntry
 from holdfast.registry.values import Record
 
 _OURS = re.compile(r"weight_v(\d{6,9})|latest|\.lock|\.new.*|\.old.*")
@@ -81,7 +86,7 @@ class WeightFolders:
                 shutil.rmtree(one, ignore_errors=True)
             self._there = sorted(self._found(), key=lambda one: one.number)
         except BaseException:
-            os.close(self._lock)
+            self._lock.close()
             raise
 
     def __enter__(self) -> Self:
@@ -89,8 +94,7 @@ class WeightFolders:
 
     def __exit__(self, *_: object) -> None:
         with self._turn:
-            os.close(self._lock)
-            self._lock = -1
+            self._lock.close()
 
     def __call__(self, version: FollowedVersion) -> None:
         """Publish a version, unless it is the newest one there, and call `then`."""
@@ -100,7 +104,7 @@ class WeightFolders:
             self._then(version)
 
     def _publish(self, version: FollowedVersion) -> None:
-        if self._lock < 0:
+        if self._lock.closed:
             raise Conflict("the folder was left to other followers", where=self._root)
         last = self._there[-1].version if self._there else version
         if last.run != version.run:
@@ -111,11 +115,7 @@ class WeightFolders:
             if not self._there or last.id != version.id:
                 shutil.rmtree(new, ignore_errors=True)
                 made = self._write_delta(version, new) or self._write(version, new)
-                put_file(new / _ABOUT, json.dumps(made.to_json(), indent=2).encode() + b"\n")
-                for folder, _, _ in os.walk(new):
-                    sync_folder(Path(folder))
-                new.rename(self._named(made.number))
-                sync_folder(self._root)
+                give_name(new, self._named(made.number), _ABOUT, made)
                 self._there.append(made)
             pointer = self._root / ".new-latest"
             pointer.write_text(self._named(self._there[-1].number).name)
@@ -235,16 +235,12 @@ def _changes(old: Path, new: Path) -> tuple[bytes, list[str]]:
                 if spent[0] > most or end - begin > 2**32 or not len(before) == len(now) == size:
                     raise ValueError("a whole version costs less, or a file is too short")
             count = sum(map(len, places))
-            raw = struct.pack("<I", count) + b"".join(map(bytes, [*places, *values]))
+            raw = count.to_bytes(4, "little") + b"".join(map(bytes, [*places, *values]))
             return zstandard.compress(raw, 1) if count else b"", f"{checksum:08x}"
 
         found = dict(zip(tensors, pool.map(changed, tensors.values()), strict=True))
-    blobs = {name: blob for name, (blob, _) in found.items() if blob}
-    header: dict[str, object] = {"__metadata__": {name: found[name][1] for name in blobs}}
-    at = 0
-    for name, blob in blobs.items():
-        offsets = [at, at := at + len(blob)]
-        header[name] = {"dtype": "U8", "shape": [len(blob)], "data_offsets": offsets}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return b"".join([struct.pack("<Q", len(text)), text, *blobs.values()]), [*blobs]
+    blobs = {
+        name: TensorEntry("uint8", (len(one),), one) for name, (one, _) in found.items() if one
+    }
+    header, order = encode_header(blobs, {name: found[name][1] for name in blobs})
+    return b"".join([header, *(one.inline or b"" for one in order)]), [*blobs]

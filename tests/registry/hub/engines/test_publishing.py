@@ -228,7 +228,8 @@ def test_whoever_is_killed_leaves_whole_folders(
             raise Died
         return put_file(*given)
 
-    monkeypatch.setattr(publishing, "put_file", dying)
+    for module in (publishing, folder):
+        monkeypatch.setattr(module, "put_file", dying)
     deaths = 0
     for step in range(1, 4):
         made = version(tmp_path, step)
