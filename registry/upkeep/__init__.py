@@ -3,7 +3,7 @@
 - `gc`: `Collector`, the collector's rules G0 to G5: choose, forget, condemn, mark, delete. Nothing
   else deletes an object. `planning` chooses, `live` finds what the runs need, `run_notes` keeps
   that for the next collection, `sealing` finds the quiet runs, `shards` parts the keys,
-  `sorted_rows` holds what grows with the store. `gc_report` has the result.
+  `sorted_rows` and `shelf` hold what grows with the store. `gc_report` has the result.
 - `verifying`: `verify` checks structure, and with `deep` every byte. `histories`, `file_names`,
   `placement_checks`, `data_pass`, `head_check` and `signature_check` are its parts.
   `verify_notes` remembers its last result on this machine.

@@ -6,7 +6,7 @@ under an epoch that is not there. The log of epochs is checked here too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -36,6 +36,7 @@ from holdfast.registry.objects import (
 )
 from holdfast.registry.store import Store, check_writer_version, gaps, read_config
 from holdfast.registry.upkeep.findings import Finding, Listed, Severity
+from holdfast.registry.upkeep.shelf import Shelf
 from holdfast.registry.values import Digest
 
 #: The most lost epochs that are reported one by one.
@@ -57,7 +58,7 @@ _RESTORE_EPOCH = (
 class Names:
     """The names of a registry's files."""
 
-    sizes: dict[ObjectKey, int] = field(default_factory=dict)  # every object with its size in bytes
+    sizes: Shelf[int] = field(default_factory=Shelf)  # every object by its key: its size in bytes
     parts: dict[Digest, int] = field(default_factory=dict)  # the same for parts of sweeps
     #: Slots of the snapshots of each run.
     snapshots: dict[str, list[int]] = field(default_factory=dict)
@@ -100,6 +101,10 @@ class Names:
 
     def list_objects(self, store: Store) -> None:
         """List the other files. After the logs are read: their objects are there by then."""
+        self.sizes.take(self._objects(store))
+
+    def _objects(self, store: Store) -> Iterator[tuple[str, int]]:
+        """Yield the objects with their sizes; note the other files."""
         for info in store.backend.list():
             if info.key.startswith((RUNS, EPOCHS)) or info.key == CONFIG:
                 continue
@@ -113,7 +118,8 @@ class Names:
                 elif info.key.startswith(SIGNATURES):
                     SignatureKey.parse(info.key)  # `signing` reads those of trusted keys
                 else:
-                    self.sizes[ObjectKey.parse(info.key)] = info.size_bytes
+                    ObjectKey.parse(info.key)
+                    yield info.key, info.size_bytes
             except Malformed as error:
                 among = info.key.startswith(tuple(f"{kind}/" for kind in KINDS))
                 probe = "Left behind by `init` or `doctor`; it may be deleted."
@@ -147,7 +153,8 @@ class Names:
     def _beyond(self, highest: int, marked: Mapping[str, int]) -> list[Finding]:
         """Report objects and marks that could only be written after an epoch that is gone."""
         runs = [run for run, epoch in marked.items() if epoch > highest]
-        keys = [key for key in self.sizes if key.generation > highest]
+        late = (key for key in self.sizes if int(key.rpartition(".")[2]) > highest)
+        keys = list(map(ObjectKey.parse, late))
         if not runs and not keys:
             return []
         last = max([marked[run] for run in runs] + [key.generation for key in keys])

@@ -7,7 +7,7 @@ reads the store as a load does, but without the cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field
@@ -30,6 +30,7 @@ from holdfast.registry.objects import Manifest, ObjectKey, PackRef, Placement, c
 from holdfast.registry.objects.codecs import CODECS, RAW
 from holdfast.registry.store import Fetch, Store, decode_manifest, index_chunks, missing, read_lists
 from holdfast.registry.upkeep.data_pass import Tables, check_rows, fault_of
+from holdfast.registry.upkeep.shelf import Shelf
 from holdfast.registry.values import Digest
 
 #: Raw bytes that are decoded at once for one state.
@@ -240,6 +241,31 @@ class PlaceCheck:
         except RegistryError as error:
             checked.unfit = fault_of(error)
         return checked
+
+
+class PacksOf:
+    """The packs of places whose placements are known, with their sizes; not in memory."""
+
+    def __init__(self) -> None:
+        self._shelf = Shelf[str]()
+
+    def keep(self, place: Place, objects: Mapping[str, int]) -> None:
+        """Keep the packs among the objects of a place."""
+        packs = (f"{key} {size}" for key, size in objects.items() if key.startswith("packs/"))
+        self._shelf[_name(place)] = " ".join(packs)
+
+    def of(self, place: Place) -> list[PackRef]:
+        """Return the packs of a place, as far as they are known."""
+        words = (self._shelf.get(_name(place)) or "").split()
+        pairs = zip(words[::2], words[1::2], strict=True)
+        return [PackRef(ObjectKey.parse(key), int(size)) for key, size in pairs]
+
+    def __contains__(self, place: Place) -> bool:
+        return _name(place) in self._shelf
+
+
+def _name(place: Place) -> str:
+    return f"{place.manifest_key} {place.placement_key}"
 
 
 def check_pack(pack: PackRef, found_bytes: int | None) -> Fault | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -27,7 +27,6 @@ from holdfast.registry.history.actions import Place
 from holdfast.registry.history.replay import PART_NAMES, CheckpointRecord, RunManifest
 from holdfast.registry.objects import (
     ObjectKey,
-    PackRef,
     join_lines,
     split_lines,
     unwrap_frame,
@@ -39,6 +38,7 @@ from holdfast.registry.values import DigestField, Field, InvalidRecord, Record, 
 
 if TYPE_CHECKING:  # who only asks for damage needs no report
     from holdfast.registry.upkeep.findings import Finding, Listed, VerifyReport
+    from holdfast.registry.upkeep.shelf import Shelf
 
 _LOGGER = logging.getLogger("holdfast")
 #: Findings that are kept, characters of each of their texts, and refs that each affects.
@@ -215,7 +215,7 @@ class LastCheck:
         self._header = self._read_header()
         damage = known_damage(store)
         self._doubted = {one.where for one in damage} | set(Damage.of(store).refs)
-        self._damaged = damaged_keys(store)
+        self._damaged = set(map(str, damaged_keys(store)))
 
     def close(self) -> None:
         """Remove the file."""
@@ -257,19 +257,15 @@ class LastCheck:
             return None
         return Base(seen, held, listed.further == 0)
 
-    def packs_of(
-        self, run_id: str, place: Place, sizes: Mapping[ObjectKey, int]
-    ) -> tuple[PackRef, ...] | None:
-        """Return the packs of a state that a run holds, if its objects are as they were."""
+    def objects_of(self, run_id: str, place: Place, sizes: Shelf[int]) -> Mapping[str, int] | None:
+        """Return the objects of a state that a run holds, with sizes, if they are as they were."""
         seen, name = self._noted(run_id)[0], str(place.placement_key)
         if seen is None or run_id in self._doubted or self._is_due(name):
             return None
-        found = {ObjectKey.parse(key): size for key, size in seen.states.get(name, {}).items()}
-        if place.manifest_key not in found or any(sizes.get(key) != found[key] for key in found):
+        found = seen.states.get(name, {})
+        if str(place.manifest_key) not in found or not self._damaged.isdisjoint(found):
             return None
-        if not self._damaged.isdisjoint(found):
-            return None
-        return tuple(PackRef(key, size) for key, size in found.items() if key.kind == "packs")
+        return found if all(sizes.get(key) == size for key, size in found.items()) else None
 
     def take(self, seen: Checked, held: bytes) -> None:
         """Take a run without faults, for the next verification, if this machine has the space."""
@@ -286,10 +282,12 @@ class LastCheck:
     def keep(
         self,
         held: Mapping[str, Iterable[Place]],
-        whole: Mapping[Place, Iterable[PackRef]],
-        sizes: Mapping[ObjectKey, int],
+        objects_of: Callable[[Place], dict[str, int] | None],
     ) -> None:
-        """Keep the runs, with the states that each holds and that are without faults."""
+        """Keep the runs, with the states that each holds and that are without faults.
+
+        `objects_of` gives the objects of such a state with their sizes.
+        """
         if self._store.heads is None:
             return
         parts = 1
@@ -305,11 +303,8 @@ class LastCheck:
                 assert self._file is not None  # something was taken
                 self._file.seek(start)
                 seen, _, run = self._file.read(length).partition(b"\n")
-                states = {}
-                for one in held[run_id]:
-                    if one in whole:
-                        keys = one.manifest_key, one.placement_key, *(ref.key for ref in whole[one])
-                        states[str(one.placement_key)] = {str(k): sizes.get(k, -1) for k in keys}
+                found = ((str(one.placement_key), objects_of(one)) for one in held[run_id])
+                states = {name: objects for name, objects in found if objects}
                 line = Checked.decode(seen, where=_CHECKED).changed(states=states).encode()
                 size_bytes += len(line) + len(run)
                 if size_bytes <= _PART_BYTES:

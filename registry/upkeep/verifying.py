@@ -15,14 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from itertools import filterfalse
 
-from holdfast.registry.errors import (
-    ObjectNotFound,
-    RegistryError,
-)
+from holdfast.registry.errors import ObjectNotFound, RegistryError
 from holdfast.registry.history import list_runs
 from holdfast.registry.history.actions import Place
-from holdfast.registry.objects import KINDS, ObjectKey, PackRef, open_pack
+from holdfast.registry.objects import KINDS, ObjectKey, open_pack
 from holdfast.registry.store import Outcome, Progress, Store, Workers, verify_pack_chunks
 from holdfast.registry.upkeep.data_pass import (
     DataPass,
@@ -49,6 +47,7 @@ from holdfast.registry.upkeep.placement_checks import (
     CheckedRows,
     DecodePass,
     Fault,
+    PacksOf,
     PlaceCheck,
     WhichRows,
     check_pack,
@@ -135,9 +134,9 @@ class Verification:
         self._unplaced: dict[str, dict[Digest, tuple[str, ...]]] = {}
         self._checkpoints = self._unchanged = 0
         self._marked: dict[str, int] = {}
-        self._seen: set[Place] = set()
+        self._seen: dict[Place, None] = {}
         self._again: set[ObjectKey] = set()
-        self._packs_of: dict[Place, tuple[PackRef, ...]] = {}
+        self._known = PacksOf()
         self._unfit: dict[Place, str] = {}
         self._thinned: dict[str, dict[Digest, tuple[str, ...]]] = {}
         self._covers: dict[Place, tuple[str, ...]] = {}  # the placements of thinned states
@@ -179,8 +178,10 @@ class Verification:
         self._check_places(self._held())
         if self._is_whole:
             self._check_unneeded()
-        sizes = {pack.key: pack.size_bytes for held in self._packs_of.values() for pack in held}
-        for key, message in self._packs.faults.items():
+        damaged = self._packs.faults
+        named = (pack for place in self._seen if damaged for pack in self._known.of(place))
+        sizes = {pack.key: pack.size_bytes for pack in named if pack.key in damaged}
+        for key, message in damaged.items():
             self.faults.setdefault(key, Fault(message, size_bytes=sizes.get(key)))
         self._confirm()
         if self._data is not None and self._decoding is not None:
@@ -188,10 +189,9 @@ class Verification:
         if self._notes is not None and self._is_whole:
             self._notes.finish()  # not earlier: a check that fails must not cost the reading
         if self._last is not None:
-            doubted = self._covers.keys() | filter(self._is_suspect, self._packs_of)
-            whole = {one: of for one, of in self._packs_of.items() if one not in doubted}
-            self._last.keep(self._histories, whole, self._names.sizes)
+            self._last.keep(self._histories, self._whole_objects)
         found = (config, epochs, self._names.findings, self._findings, self._object_findings())
+        standing = filterfalse(self._looks_for, known_damage(self._store))
         return VerifyReport(
             tuple(finding for part in found for finding in sorted(part, key=_order)),
             len(runs),
@@ -199,11 +199,7 @@ class Verification:
             len(self._names.sizes),
             self._bytes,
             self._data,
-            tuple(
-                Finding(**one.shared(KeptFinding))
-                for one in known_damage(self._store)
-                if not self._looks_for(one)
-            ),
+            tuple(Finding(**one.shared(KeptFinding)) for one in standing),
             self._unchanged,
             tuple(self._head_check.vouched),
         )
@@ -216,14 +212,14 @@ class Verification:
             return False
         key = ObjectKey.parse(known.where)
         is_looked_at = key.kind != "packs" and self._is_whole
-        if self._shard.is_all and (key not in self._names.sizes or is_looked_at):
+        if self._shard.is_all and (known.where not in self._names.sizes or is_looked_at):
             return True
         return key in self._packs.whole or key in self._packs.faults
 
     def needs(self) -> dict[ObjectKey, list[Need]]:
         """Return the states that need an object with a fault, by object."""
         found: dict[ObjectKey, list[Need]] = {}
-        for run_id, places in sorted(self._histories.items()):
+        for run_id, places in sorted(self._histories.items()) if self.faults else ():
             for place, refs in places.items():
                 for key in self.faults.keys() & set(self._keys_of(place)):
                     found.setdefault(key, []).append(Need(run_id, place.manifest, place, refs))
@@ -253,7 +249,14 @@ class Verification:
         ]
 
     def _is_suspect(self, place: Place) -> bool:
-        return place in self._unfit or not self.faults.keys().isdisjoint(self._keys_of(place))
+        keys = self._keys_of(place) if self.faults else ()
+        return place in self._unfit or not self.faults.keys().isdisjoint(keys)
+
+    def _whole_objects(self, place: Place) -> dict[str, int] | None:
+        """Return the objects of a state without faults, with sizes; `None` if it may have some."""
+        if place in self._covers or place not in self._known or self._is_suspect(place):
+            return None
+        return {str(key): self._names.sizes.get(str(key)) or -1 for key in self._keys_of(place)}
 
     def write_heads(self, path: str | os.PathLike[str]) -> None:
         """Write the heads of the runs that were checked to a file."""
@@ -313,7 +316,7 @@ class Verification:
         return found
 
     def _keys_of(self, place: Place) -> tuple[ObjectKey, ...]:
-        packs = self._packs_of.get(place, ())
+        packs = self._known.of(place)
         return (place.manifest_key, place.placement_key, *(pack.key for pack in packs))
 
     def _check_places(self, places: Iterable[Place]) -> None:
@@ -321,16 +324,16 @@ class Verification:
         groups: dict[ObjectKey, list[Place]] = {}
         last = None if self._is_whole or self._decoding is not None else self._last
         run_of = self._held() if last else {}
-        read = self._packs.whole | self._packs.faults.keys()  # compared with their placements
+        read = set(map(str, self._packs.whole | self._packs.faults.keys()))  # they are compared
         for place in places:
-            self._seen.add(place)
+            self._seen[place] = None
             # Of a damaged pack all states that need it are found.
             if not self._packs.faults and not self._shard.has(place.manifest_key):
                 continue
             run_id = run_of.get(place)  # none has it any more
-            packs = last.packs_of(run_id, place, self._names.sizes) if last and run_id else None
-            if packs is not None and read.isdisjoint(pack.key for pack in packs):
-                self._packs_of[place] = packs
+            found = last.objects_of(run_id, place, self._names.sizes) if last and run_id else None
+            if found is not None and read.isdisjoint(found):
+                self._known.keep(place, found)
             else:
                 groups.setdefault(place.manifest_key, []).append(place)
 
@@ -352,12 +355,12 @@ class Verification:
     def _take_places(self, _: Sequence[Place], done: Outcome[Checked]) -> None:
         checked = done.result()
         self._count(checked.size_bytes)
-        self._packs_of |= checked.packs
         self._unfit |= checked.unfit
         self._covers |= checked.covers
         for key, fault in checked.faults.items():
             self.faults.setdefault(key, fault)
         for place, packs in checked.packs.items():
+            self._known.keep(place, {str(key): size for key, size in packs})
             found = {pack.key: check_pack(pack, self._size_of(pack.key)) for pack in packs}
             lacking = {key: fault for key, fault in found.items() if fault is not None}
             for key, fault in lacking.items():
@@ -376,11 +379,15 @@ class Verification:
     def _held_by(self, places: Sequence[Place]) -> int:
         """Return about how many bytes of memory the check of one manifest's places takes."""
         files = (places[0].manifest_key, *(place.placement_key for place in places))
-        parsed = sum(self._names.sizes.get(key, 0) for key in files) * _PARSED
+        parsed = sum(map(self._listed, files)) * _PARSED
         return parsed + (HELD_BYTES if self._decoding is not None else 0)
 
+    def _listed(self, key: ObjectKey) -> int:
+        """Return the size of an object by the listing, in bytes; 0 without one."""
+        return self._names.sizes.get(str(key)) or 0
+
     def _size_of(self, key: ObjectKey) -> int | None:
-        size = self._names.sizes.get(key)
+        size = self._names.sizes.get(str(key))
         if size is not None and key not in self._again:
             return size
         try:  # put, deleted or repaired after the objects were listed
@@ -390,23 +397,20 @@ class Verification:
 
     def _check_unneeded(self) -> None:
         """Hash the manifests and placements that no run needs: a later save may use them."""
-        needed = {key for place in self._packs_of for key in self._keys_of(place)[:2]}
-        needed |= {key for place in self._held() for key in self._keys_of(place)[:2]}
-        small = (k for k in self._names.sizes if k.kind != "packs" and self._shard.has(k))
-        rest = [key for key in small if key not in needed]
+        places = self._held().keys() | filter(self._known.__contains__, self._seen)
+        needed = {key for one in places for key in (one.manifest_key, one.placement_key)}
+        small = (ObjectKey.parse(k) for k in self._names.sizes if not k.startswith("packs/"))
+        rest = [key for key in small if self._shard.has(key) and key not in needed]
 
         def take(key: ObjectKey, done: Outcome[int]) -> None:
             if isinstance(done.error, ObjectNotFound):
                 return  # collected meanwhile
             fault = fault_of(done.error)
-            self._count(self._names.sizes[key] if fault is not None else done.result())
+            self._count(self._listed(key) if fault is not None else done.result())
             if fault is not None:
                 self.faults[key] = Fault(fault)
 
-        def held_by(key: ObjectKey) -> int:
-            return self._names.sizes[key] * _PARSED
-
-        self._workers.each(check_small, rest, take, size_of=held_by)
+        self._workers.each(check_small, rest, take, size_of=lambda key: self._listed(key) * _PARSED)
 
     def _is_there(self, key: ObjectKey) -> bool:
         self._again.add(key)
@@ -485,13 +489,9 @@ class Verification:
                 advice = _MEND if refs else _ORPHAN
                 if fault.is_within:
                     advice = _WRONG_WITHIN
-                needs = self._needed(key, fault)
+                read: Needs = "deep" if key in self._packs.faults else "structure"
+                needs: Needs = "decode" if fault.is_within else read
                 yield Finding(kind, str(key), fault.message, refs, advice, severity, needs)
-
-    def _needed(self, key: ObjectKey, fault: Fault) -> Needs:
-        if fault.is_within:
-            return "decode"
-        return "deep" if key in self._packs.faults else "structure"
 
 
 def _order(finding: Finding) -> tuple[str, str, str]:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import sqlite3
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from weakref import finalize
 
 import numpy as np
 
-from holdfast.registry.errors import Archived, Malformed, RegistryError, StoreFull
+from holdfast.registry.errors import Archived, Malformed, RegistryError
 from holdfast.registry.history import Epochs
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.replay import RunManifest
@@ -33,6 +32,7 @@ from holdfast.registry.upkeep.repacking.survey import (
     read_placement,
     read_table,
 )
+from holdfast.registry.upkeep.shelf import space
 from holdfast.registry.upkeep.sorted_rows import Rows, SortedRows, starts
 from holdfast.registry.values import Digest
 
@@ -139,7 +139,7 @@ class Catalog:
 
         self._workers.each(read_placement, enumerate(self._places), take, pool="small")
         lives.step()
-        with _space():
+        with space():
             for units in by_pack(rows):
                 take_table = partial(self._take_table, units)
                 self._workers.each(read_table, units, take_table, pool="small")
@@ -187,7 +187,7 @@ class Catalog:
         self, runs: Iterable[str], codec: str | None, cuts: bool, small: int, min_dead: float
     ) -> Iterator[list[int]]:
         """Yield batches of packs: all that a plan can rewrite, with those that are like them."""
-        with _space():
+        with space():
             ranges = (self.runs[run_id] for run_id in runs)
             self._db.executemany(_ASKED, ((one.start, one.stop - 1) for one in ranges))
             self._db.execute(_RECODED, {"codec": codec, "cuts": cuts})
@@ -251,16 +251,6 @@ class Catalog:
                 place = self._places[number]
                 self._places[number] = self._moved.pop((run_id, place), place)
                 places[self._places[number]] = named
-
-
-@contextmanager
-def _space() -> Iterator[None]:
-    """Say what to do if the temporary database finds no space."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        hint = "Set TMPDIR to a folder with more space."
-        raise StoreFull("no temporary file can be written", found=error, hint=hint) from error
 
 
 def _stretches(rows: Rows) -> Iterator[tuple[int, int]]:

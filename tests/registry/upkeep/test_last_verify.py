@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +15,21 @@ import pytest
 
 import holdfast
 from holdfast import Retention
-from holdfast.backends import parse
+from holdfast.backends import ObjectInfo, parse
+from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Metered
 from holdfast.registry.face import open_on
-from holdfast.registry.objects import slot_key, snapshot_key
+from holdfast.registry.history.actions import Place
+from holdfast.registry.objects import ObjectKey, slot_key, snapshot_key
 from holdfast.registry.objects.framing import unwrap_frame, wrap_frame
 from holdfast.registry.store import Address
 from holdfast.registry.store.heads import folder, memory, open_heads
 from holdfast.registry.upkeep import VerifyReport, verify_notes
-from holdfast.registry.upkeep.verify_notes import Damage, known_damage, last_verify
+from holdfast.registry.upkeep.file_names import Names
+from holdfast.registry.upkeep.placement_checks import Fault, PacksOf
+from holdfast.registry.upkeep.verify_notes import Damage, LastCheck, known_damage, last_verify
+from holdfast.registry.upkeep.verifying import Verification
+from holdfast.registry.values import Digest
 
 
 @pytest.fixture
@@ -259,6 +267,48 @@ def test_what_was_harmed_since_is_told_as_by_a_full_check(many: Path, harm: str)
     found = check(many)
     assert found.findings
     assert check(many).findings == check(many, since_last=False).findings == found.findings
+
+
+def test_a_pack_of_a_new_state_that_has_a_fault_names_the_states_that_were_not_read(
+    many: Path,
+) -> None:
+    with holdfast.open(many) as reg:
+        store = reg.handle.store
+        with closing(LastCheck(store)) as last:
+            verification = Verification(store, last=last)
+            assert verification.check().unchanged == 3
+        packs = [ObjectKey.parse(str(one.relative_to(many))) for one in many.rglob("packs/*/*.0")]
+        verification.faults.update((pack, Fault("as of another state")) for pack in packs)
+        found = {need.refs for needs in verification.needs().values() for need in needs}
+    # The states of `a` and `b` are the same.
+    assert len(found) == 12
+    assert {len(verification.needs()[pack]) for pack in packs} == {1, 2}
+
+
+def test_objects_and_packs_of_states_take_no_memory_each(place: Path) -> None:
+    class Listed(MemoryBackend):
+        def list(self, *given: object, **options: object) -> Iterator[ObjectInfo]:
+            for n in range(4_000):
+                digest = Digest.of(str(n).encode())
+                yield ObjectInfo(str(ObjectKey("packs", digest, 3)), n, 0.0)
+
+    with holdfast.open(place) as reg:
+        store = reg.handle.store
+        store.backend = Listed()
+        digest, known = Digest.of(b"state"), PacksOf()
+        tracemalloc.start()
+        names = Names()
+        names.list_objects(store)
+        for n in range(160):
+            packs = {str(ObjectKey("packs", digest, n)): n for n in range(25)}
+            at = Place(
+                manifest=digest, manifest_generation=n, placement=digest, placement_generation=0
+            )
+            known.keep(at, packs)
+        taken, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert (len(names.sizes), len(known.of(at))) == (4_000, 25)
+    assert taken < 100_000  # 300 bytes for each were 2.4 MB
 
 
 def test_damage_that_was_told_stays_told(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
