@@ -16,24 +16,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.registry.hub.access import Access, Token, read_tokens
-    from holdfast.registry.hub.catalog import Catalog, refusal
-    from holdfast.registry.hub.endpoint import Endpoint
-    from holdfast.registry.hub.exporting import ExportedFiles, export_release
-    from holdfast.registry.hub.views import ViewOptions
+    from holdfast.registry.hub.access import Access as Access
+    from holdfast.registry.hub.access import read_tokens as read_tokens
+    from holdfast.registry.hub.catalog import Catalog as Catalog
+    from holdfast.registry.hub.catalog import refusal as refusal
+    from holdfast.registry.hub.endpoint import Endpoint as Endpoint
+    from holdfast.registry.hub.exporting import export_release as export_release
+    from holdfast.registry.hub.views import ViewOptions as ViewOptions
 else:
     from holdfast.registry.values.first_use import at_first_use
 
     __getattr__ = at_first_use(__name__)
-
-__all__ = [
-    "Access",
-    "Catalog",
-    "Endpoint",
-    "ExportedFiles",
-    "Token",
-    "ViewOptions",
-    "export_release",
-    "read_tokens",
-    "refusal",
-]

@@ -51,29 +51,18 @@ def refusal(run_id: str) -> str | None:
 
 
 class Catalog:
-    """The repositories of a registry, and their views.
-
-    Args:
-        source: The open registry.
-        options: What the views are made of.
-        main: The ref that `main` means. Default: the newest release, else the best checkpoint, else
-            the newest.
-    """
+    """The repositories of a registry, and their views."""
 
     def __init__(self, source: Source, options: ViewOptions, main: str | None = None) -> None:
         self._source, self._options = source, options
-        self._main = _MAIN if main is None else (main,)
+        self._main = _MAIN if main is None else (main,)  # the refs that `main` may mean
         self._recent = RecentChunks(RECENT_BYTES)
         self._lock = Lock()
         self._views: OrderedDict[tuple[object, ...], View] = OrderedDict()
         self._exact: OrderedDict[tuple[str, str], tuple[float, View]] = OrderedDict()
 
     def run(self, repo: str) -> Run:
-        """Return the run of a repository.
-
-        Raises:
-            NotFound: There is none, it was dropped, or it is of another project.
-        """
+        """Return the run of a repository, unless it was dropped or is of another project."""
         project, _, name = repo.rpartition("/")
         absent = NotFound("no such run", where=repo)
         if not is_run_id(name):
@@ -92,12 +81,7 @@ class Catalog:
         return view if time.monotonic() - found_s < _FRESH_S else None
 
     def view(self, repo: str, run: Run, revision: str) -> View:
-        """Return the view of a revision.
-
-        Raises:
-            NotFound: It names nothing, or digits of a view that is no more.
-            RegistryError: It cannot be read, or has no files that a client could take.
-        """
+        """Return the view of a revision; an error if it names nothing or cannot be read."""
         found: View | None
         if revision == MAIN:
             found = self._view(self._stored_main(run))

@@ -66,24 +66,15 @@ class _Broken(Exception):
 
 
 class Endpoint:
-    """Answers the clients of Hugging Face over one registry.
-
-    Args:
-        catalog: Its repositories and views.
-        access: Who may ask.
-        hosts: The values of `Host` that name this endpoint; other requests are refused, so that no
-            web page reaches it under a name of its own.
-        log: Called with a line for each request.
-        figures: What `/metrics` shows; by default its own alone.
-    """
+    """Answers the clients of Hugging Face over one registry."""
 
     def __init__(
         self,
         catalog: Catalog,
         access: Access,
-        hosts: frozenset[str],
-        log: Callable[[str], object],
-        figures: Figures | None = None,
+        hosts: frozenset[str],  # the values of `Host` for it: no web page has a name for it
+        log: Callable[[str], object],  # called with a line for each request
+        figures: Figures | None = None,  # what `/metrics` shows; by default its own alone
     ) -> None:
         self._catalog, self._access, self._hosts, self._log = catalog, access, hosts, log
         self._resolvers = ThreadPoolExecutor(_RESOLVERS, "holdfast-hub")

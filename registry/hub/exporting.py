@@ -50,13 +50,6 @@ def export_release(
 
     With a `key` of ECDSA the digests of all files are signed, as they come from the registry, also
     of a folder that was exported before.
-
-    Raises:
-        IncompatibleState: It has no weights that a file of safetensors can hold.
-        Conflict: The folder has other files than those of the release, or another signature.
-        Damaged: A file that was read again has other bytes than were sent.
-        IntegrityError: An object of the registry is damaged or gone.
-        StorageError: A file cannot be written or read.
     """
     view = view_of(release, options, RecentChunks(RECENT_BYTES))
     check_weights(view)

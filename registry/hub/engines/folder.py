@@ -90,6 +90,15 @@ class Here:
         reader.caches = (self,)
         return reader, file.stream(_PART_BYTES)
 
+    def write(self, files: Mapping[str, Joined], folder: Path) -> int:
+        """Write files; return how many stored bytes were fetched."""
+        readers = set[StateReader]()
+        for name, file in files.items():
+            reader, parts = self.stream(file)
+            readers.add(reader)
+            put_file(folder / name, map(memoryview, parts))
+        return sum(one.moved_bytes for one in readers)
+
     def fill(
         self, wanted: Mapping[Digest, memoryview], *, verified: bool = True
     ) -> Sequence[Digest]:
@@ -118,20 +127,16 @@ def _read(place: _Place, view: memoryview) -> bool:
 
 
 class HostFolder:
-    """The folder of one follower, which alone writes to it.
-
-    Attributes:
-        current: The version that `current` leads to; `None` before the first.
-        moved_bytes: Stored bytes of chunks that were fetched for it.
-    """
+    """The folder of one follower, which alone writes to it."""
 
     def __init__(self, store: Store, run_id: str, root: Path) -> None:
         self._store, self._run_id, self._root = store, run_id, root.absolute()
         self._here: Here | None = None  # unknown until the first version is made
-        self.moved_bytes, self._status = 0, b""
+        self.moved_bytes = 0  # stored bytes of chunks that were fetched for the newest version
+        self._status = b""
         self._lock = lock_folder(root, _OURS)
         try:
-            self.current = self._found()
+            self.current = self._found()  # where `current` leads; `None` before the first version
             shutil.rmtree(root / _VERSIONS / _NEW, ignore_errors=True)
         except BaseException:
             self.close()
@@ -160,7 +165,10 @@ class HostFolder:
             n=checkpoint.handle.n,
         )
         try:
-            self._write(view, new)
+            if self._here is None:
+                self._here = Here(self._surveyed(view))
+            files = {name: file for name, file in view.files.items() if name != MARKER}
+            self.moved_bytes = self._here.write(files, new)
             give_name(new, folder, MARKER, made)
             link = self._root / _NEW
             link.unlink(missing_ok=True)
@@ -209,18 +217,6 @@ class HostFolder:
                 hint="Two versions stay while the next one is written.",
             )
 
-    def _write(self, view: View, new: Path) -> None:
-        if self._here is None:
-            self._here = Here(self._surveyed(view))
-        readers = set[StateReader]()
-        for name, file in view.files.items():
-            if name == MARKER:
-                continue
-            reader, parts = self._here.stream(file)
-            readers.add(reader)
-            put_file(new / name, map(memoryview, parts))
-        self.moved_bytes = sum(one.moved_bytes for one in readers)
-
     def _surveyed(self, view: View) -> Iterator[tuple[Digest, _Place]]:
         """Hash the version that is here where a new one has chunks: after a restart."""
         here = self.current
@@ -266,11 +262,7 @@ def places(files: Mapping[str, Joined], folder: Path) -> Iterator[tuple[Digest, 
 
 
 def read_version(folder: Path) -> FollowedVersion:
-    """Return the version that a folder says it has.
-
-    Raises:
-        OSError, ValueError, RecursionError: It does not say so.
-    """
+    """Return the version that a folder says it has, or raise an error of files or JSON."""
     with (folder / MARKER).open("rb") as file:
         return FollowedVersion.of(json.loads(file.read(_MOST_BYTES)))
 

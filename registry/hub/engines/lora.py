@@ -28,7 +28,7 @@ from holdfast.backends.escape import printable, quoted
 from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError, StoreFull
 from holdfast.registry.face import Registry, find_in_run
 from holdfast.registry.face import open as open_registry
-from holdfast.registry.formats import json_value, put_file
+from holdfast.registry.formats import json_value
 from holdfast.registry.hub.engines.folder import Here, places
 from holdfast.registry.hub.views import View, ViewOptions, view_of
 from holdfast.registry.loading import Joined
@@ -129,7 +129,10 @@ class LoraFolders:
             folder = next((one for one in kept if _is_whole(one, files)), None)
             if folder is None:
                 self._make_room(sum(file.size for file in files.values()))
-                folder = self._write(view.revision, files)
+                new = self._root / ".new"
+                shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
+                Here().write(files, new)
+                folder = new.rename(self._root / f"{view.revision}-{secrets.token_hex(4)}")
             os.utime(folder)
             if folder not in self._held:
                 self._held[folder] = os.open(folder, os.O_RDONLY)
@@ -163,13 +166,6 @@ class LoraFolders:
             found=f"{len(sizes)} folders, {sum(sizes.values())} bytes, and {size} of the adapter",
             hint=f"Raise {_VARIABLE}BYTES, or start engines again: each keeps what it was told of.",
         )
-
-    def _write(self, revision: str, files: Mapping[str, Joined]) -> Path:
-        new = self._root / ".new"
-        shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
-        for name, file in files.items():
-            put_file(new / name, map(memoryview, Here().stream(file)[1]))
-        return new.rename(self._root / f"{revision}-{secrets.token_hex(4)}")
 
 
 def _adapter_of(view: View, bases: tuple[str, ...]) -> dict[str, Joined]:

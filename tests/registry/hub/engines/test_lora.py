@@ -19,7 +19,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import IncompatibleState, InvalidInput
-from holdfast.registry.hub.engines import lora
+from holdfast.registry.hub.engines import folder, lora
 from tests.registry.hub.engines.conftest import Follow, until
 from tests.registry.hub.engines.fakes import hash_of, tensors_hash
 from tests.support.faults import flip
@@ -166,7 +166,7 @@ def test_a_name_becomes_a_folder_of_two_files_which_other_processes_share(
 
     second = start()  # another process, or a later one: it writes nothing that is whole
     with monkeypatch.context() as patch:
-        patch.setattr(lora, "put_file", None)
+        patch.setattr(folder, "put_file", None)
         assert second.ask("tuned/main/step1", "tuned") == [whole, newest]
     data = (newest / FILES[1]).read_bytes()
     for damaged in (data[:-1], data + b"\0", data[:-1] + b"x"):
