@@ -61,27 +61,25 @@ class Catalog:
         self._views: OrderedDict[tuple[object, ...], View] = OrderedDict()
         self._exact: OrderedDict[tuple[str, str], tuple[float, View]] = OrderedDict()
 
-    def run(self, repo: str) -> Run:
-        """Return the run of a repository, unless it was dropped or is of another project."""
-        project, _, name = repo.rpartition("/")
-        absent = NotFound("no such run", where=repo)
-        if not is_run_id(name):
-            raise absent
-        run = self._source.run(name)
-        created = run.manifest.created
-        own = (created and created.project) or NO_PROJECT
-        if run.manifest.dropped is not None or project not in ("", own):
-            raise absent
-        return run
-
     def known(self, repo: str, revision: str) -> View | None:
         """Return the view of 40 digits that was found a moment ago: no request to the store."""
         with self._lock:
             found_s, view = self._exact.get((repo, revision), (-_FRESH_S, None))
         return view if time.monotonic() - found_s < _FRESH_S else None
 
-    def view(self, repo: str, run: Run, revision: str) -> View:
-        """Return the view of a revision; an error if it names nothing or cannot be read."""
+    def view(self, repo: str, revision: str) -> View | None:
+        """Return the view of a revision, or an error; `None` if there is no such repository."""
+        project, _, name = repo.rpartition("/")
+        if not is_run_id(name):
+            return None
+        try:
+            run = self._source.run(name)
+        except NotFound:
+            return None
+        created = run.manifest.created
+        own = (created and created.project) or NO_PROJECT
+        if run.manifest.dropped is not None or project not in ("", own):
+            return None
         found: View | None
         if revision == MAIN:
             found = self._view(self._stored_main(run))

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote
 
@@ -21,7 +22,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.backends.escape import printable
-from holdfast.registry.errors import InvalidInput, NotFound, RegistryError, StoreUnavailable
+from holdfast.registry.errors import InvalidInput, RegistryError, StoreUnavailable
 from holdfast.registry.face import exposition
 from holdfast.registry.hub.access import Access, Token
 from holdfast.registry.hub.catalog import EXACT, Catalog
@@ -72,7 +73,7 @@ class Endpoint:
         self,
         catalog: Catalog,
         access: Access,
-        hosts: frozenset[str],  # the values of `Host` for it: no web page has a name for it
+        hosts: frozenset[str],  # values of `Host`; others are refused, so that no page gets in
         log: Callable[[str], object],  # called with a line for each request
         figures: Figures | None = None,  # what `/metrics` shows; by default its own alone
     ) -> None:
@@ -154,7 +155,8 @@ class Endpoint:
         view = self._catalog.known(wanted.repo, wanted.revision)
         if view is None:
             loop = asyncio.get_running_loop()
-            coming = loop.run_in_executor(self._resolvers, self._find, wanted)
+            find = partial(self._catalog.view, wanted.repo, wanted.revision)
+            coming = loop.run_in_executor(self._resolvers, find)
             view = await asyncio.wait_for(coming, _PATIENCE_S)
             if view is None:
                 return _absent()
@@ -168,14 +170,6 @@ class Endpoint:
             case "paths-info":
                 return _json(paths_info(view, await _paths(request)))
         return _file(view, wanted, request)
-
-    def _find(self, wanted: Asked) -> View | None:
-        """Return the view; `None` if there is no such repository."""
-        try:
-            run = self._catalog.run(wanted.repo)
-        except (NotFound, InvalidInput):
-            return None
-        return self._catalog.view(wanted.repo, run, wanted.revision)
 
     # Bytes
 

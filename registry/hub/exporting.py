@@ -12,6 +12,7 @@ import hashlib
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.backends.fsspec.files import Files
@@ -148,12 +149,10 @@ def _sign(
 
 
 def _check_signed(data: bytes, message: bytes, key: SigningKey, where: str) -> None:
-    try:
+    with suppress(ValueError, LookupError, TypeError, RecursionError):
         signature = b64decode(json.loads(data)["dsseEnvelope"]["signatures"][0]["sig"])
         if key.public.has_signed(message, signature):
             return
-    except (ValueError, LookupError, TypeError, RecursionError):
-        pass
     raise Conflict(
         "the folder has another signature",
         where=f"{where}/{SIGNATURE}",

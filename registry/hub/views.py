@@ -67,8 +67,10 @@ def view_of(stored: Stored, options: ViewOptions, recent: RecentChunks) -> View:
     """
     made = _Composed(options.shard_bytes, recent)
     made.add_state(stored)
-    if isinstance(stored, Release):
-        made.add_configured(stored)
+    if isinstance(stored, Release):  # it may be weights alone
+        source = stored.source_checkpoint()
+        if source is not None and source.handle.record.evicted is None:
+            made.add_configs(source)
     pins = stored.handle.log.run.pins_of("artifact")
     for pin in sorted(pins, key=lambda pin: pin.name):
         if pin.name in options.artifacts:
@@ -122,13 +124,7 @@ class _Composed:
             self._add(name, stored, parts[OPAQUE].tensors)
         else:
             self._add_weights(stored)
-            self._add_configs(stored)
-
-    def add_configured(self, release: Release) -> None:
-        """Add the configurations of the checkpoint of a release, which may be weights alone."""
-        source = release.source_checkpoint()
-        if source is not None and source.handle.record.evicted is None:
-            self._add_configs(source)
+            self.add_configs(stored)
 
     def add_card(self, stored: Stored) -> None:
         """Add a card that tells what this is, unless the state brings one."""
@@ -167,9 +163,9 @@ class _Composed:
             tensors, others = named_tensors(name, *_of(stored, name))
             self.left_out += [f"{name}/{other}" for other in others]
             file = hub_folder.WEIGHTS.get(name, hub_folder.WEIGHTS["model"])
-            shards = self._shards(file, tensors)
+            shards, about = self._shards(file, tensors), _metadata(stored, file)
             for path, some in shards.items():
-                head, order = encode_header(some, _metadata(stored, file))
+                head, order = encode_header(some, about)
                 self._add(path, stored, [head, *order])
             if len(shards) > 1:
                 index = {
@@ -197,7 +193,7 @@ class _Composed:
 
     # Everything else
 
-    def _add_configs(self, stored: Stored) -> None:
+    def add_configs(self, stored: Stored) -> None:
         """Add the configurations of a Trainer's checkpoint, or the files of a pushed folder."""
         parts = stored.manifest.components
         if CONFIGS in parts:

@@ -26,12 +26,7 @@ _ACCEPTED_AT_ONCE = 32
 
 
 class Listener:
-    """A bound socket, and the server that answers on it.
-
-    Args:
-        host: The address of an interface.
-        port: The port; 0 for any that is free.
-    """
+    """A bound socket, and the server that answers on it; port 0 is any that is free."""
 
     def __init__(self, host: str, port: int) -> None:
         self._socket = _bound(host, port)
