@@ -7,7 +7,8 @@ each, every second one ended, a run with a pool, and one of 60 checkpoints of 2 
 have their first commit alone: no view reads more of them, which tests/registry/ui/test_requests.py
 proves. `--runs 1000` has 100,000 checkpoints. The registry is on S3, and a proxy delays every byte
 by 10 ms each way. It is written in memory by the library, and its files are copied to the server,
-without those snapshots that a collection deletes.
+without those snapshots that a collection deletes. Then a collection seals its runs, as each night;
+the newest `--active` runs that did not end commit once more.
 
 `first` is the time to the first answer, `whole` to the one that has everything that was asked for:
 a table of runs shows what it has after 0.4 s, and the browser asks again. Each view is asked by a
@@ -32,7 +33,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import unescape
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -40,7 +41,7 @@ import boto3
 import numpy as np
 from transports import SERVERS, way
 
-from holdfast import Monitor, Registry
+from holdfast import Monitor, Registry, Run
 from holdfast.backends import Backend, open_backend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.registry.face.factory import open_on
@@ -91,7 +92,6 @@ def paths(total: int) -> dict[str, str]:
 
 def fill(registry: Registry, numbers: Iterable[int], options: argparse.Namespace) -> None:
     """Make these runs of a registry."""
-    state = {"model": {"w": np.zeros(1000, np.float32)}}
     for number in numbers:
         run = registry.create_run(
             name_of(number),
@@ -101,10 +101,25 @@ def fill(registry: Registry, numbers: Iterable[int], options: argparse.Namespace
         )
         is_new = number >= options.total - options.runs
         for step in range(1, options.checkpoints + 1 if is_new else 1):
-            run.save(state, step=step, metrics={"loss": 1 / step, "accuracy": 1 - 1 / step})
+            save(run, step)
         if number % 2:
             with run:  # it ends
                 pass
+
+
+def save(run: Run, step: int) -> None:
+    state = {"model": {"w": np.full(1000, step, np.float32)}}
+    run.save(state, step=step, metrics={"loss": 1 / step, "accuracy": 1 - 1 / step})
+
+
+def collect(url: str, options: argparse.Namespace) -> None:
+    """Seal the runs by a collection; then some of them go on."""
+    with open_on(open_backend(url)) as registry:
+        registry.upgrade()
+        registry.gc(grace_s=0)
+        newest = (number for number in range(options.total - 1, -1, -1) if number % 2 == 0)
+        for number in islice(newest, options.active):
+            registry.run(name_of(number)).streams["hours"].append([{"step": 1}])
 
 
 def copy_to(url: str, options: argparse.Namespace) -> None:
@@ -227,7 +242,9 @@ def main() -> None:
     parser.add_argument("--total", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=60)
     parser.add_argument("--checkpoints", type=int, default=100)
+    parser.add_argument("--active", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--views", default="", help="only these, with commas between them")
     options = parser.parse_args()
     os.environ.setdefault("AWS_DEFAULT_REGION", "us-east-1")
     os.environ["HOLDFAST_HEADS"] = "0"
@@ -236,11 +253,17 @@ def main() -> None:
         boto3.session.Session().client("s3", endpoint_url=behind).create_bucket(Bucket=bucket)
         began = time.perf_counter()
         copy_to(f"s3://{bucket}/reg?endpoint_url={behind}", options)
-        print(f"{options.server}: filled in {time.perf_counter() - began:.0f} s", flush=True)
+        collect(f"s3://{bucket}/reg?endpoint_url={behind}", options)
+        print(
+            f"{options.server}: filled and collected in {time.perf_counter() - began:.0f} s",
+            flush=True,
+        )
         with way("latency", behind, Path(folder)) as endpoint:
             heads = ("requests", "KiB", "first ms", "whole ms", "again: requests", "ms")
             print(f"| {'':24} | {' | '.join(heads)} |")
             for label, path in paths(options.total).items():
+                if options.views and label not in options.views.split(","):
+                    continue
                 url = f"s3://{bucket}/reg?endpoint_url={endpoint}"
                 measure(label, path, url, options.rounds)
 

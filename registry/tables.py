@@ -213,9 +213,9 @@ def run_table(
 ) -> Any:
     """Return the runs of a choice as a `pyarrow.Table`; several are read at once."""
 
-    def make(name: str) -> Made:
+    def make(name: str, noted: RunLog | None) -> Made:
         try:
-            log = read(name)
+            log = noted or read(name)
             return Made(kept_fields(log), log) if log.run.commits else Made(None)
         except StoreUnavailable:
             raise  # the other runs would fail in the same way

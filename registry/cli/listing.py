@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from holdfast.registry.cli import output
 from holdfast.registry.errors import NotFound, RegistryError, StoreUnavailable
+from holdfast.registry.face import Run
 from holdfast.registry.history import Made, Summaries
 
 if TYPE_CHECKING:
-    from holdfast.registry.face import Registry, Run
+    from holdfast.registry.face import Registry
     from holdfast.registry.history import RunLog
     from holdfast.registry.tables import RunChoice
 
@@ -61,8 +62,10 @@ class Listing:
         """
         handle = self._opened.handle
 
-        def make(name: str) -> Made:
-            run = self._open(name)
+        def make(name: str, noted: RunLog | None) -> Made:
+            # A note does not say what a journal has of its run.
+            can_tell = handle.journal is None
+            run = Run(handle.run_handle(noted)) if noted and can_tell else self._open(name)
             if isinstance(run, RegistryError):
                 return Made(run)
             try:

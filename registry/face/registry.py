@@ -248,7 +248,7 @@ class Registry:
         that cannot be read has the status `damaged` and its error. This opens each run, several at
         once: four to twelve requests for most. What was read is kept on this machine: the next
         time, only the runs that changed are opened. In an upgraded registry in which `gc` runs, a
-        few requests find them; elsewhere one for each run.
+        few requests find them, and sealed runs are not opened at all; elsewhere one for each run.
 
         Args:
             where: A filter: `lr < 1e-3 and status=failed and name~vit`; see docs/cli/start.md.

@@ -38,7 +38,6 @@ from holdfast.registry.history import (
     RunLog,
     Seals,
     Signature,
-    end_of,
     list_runs,
     signatures_of,
 )
@@ -334,11 +333,10 @@ class _Compared:
     def note(self, source: RunLog, destination: RunLog) -> None:
         """Note a run that was copied, with its logs as they were read or put."""
         ends = [
-            end_of(log.run, log.newest, seals.newest)
+            log.end(seals.newest)
             for log, seals in zip((source, destination), self._seals, strict=True)
-            if log.newest is not None
         ]
-        if len(ends) == len(self._stores):
+        if None not in ends:
             self._equal[source.run_id] = _Equal.unchecked(
                 source=ends[0],
                 destination=ends[1],

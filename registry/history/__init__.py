@@ -100,11 +100,13 @@ if TYPE_CHECKING:
     from holdfast.registry.history.retention import protections as protections
     from holdfast.registry.history.retention import tier_after_report as tier_after_report
     from holdfast.registry.history.retention import warn_of_unrated as warn_of_unrated
+    from holdfast.registry.history.seals import FEW as FEW
+    from holdfast.registry.history.seals import NotedLog as NotedLog
     from holdfast.registry.history.seals import Seals as Seals
     from holdfast.registry.history.seals import Seen as Seen
     from holdfast.registry.history.seals import TableHeader as TableHeader
     from holdfast.registry.history.seals import newer_notes as newer_notes
-    from holdfast.registry.history.seals import note_numbers as note_numbers
+    from holdfast.registry.history.seals import note_sizes as note_sizes
     from holdfast.registry.history.seals import read_table as read_table
     from holdfast.registry.history.signatures import CommitSigner as CommitSigner
     from holdfast.registry.history.signatures import Signature as Signature
@@ -118,7 +120,6 @@ if TYPE_CHECKING:
     from holdfast.registry.history.slots import Look as Look
     from holdfast.registry.history.slots import Races as Races
     from holdfast.registry.history.slots import Slots as Slots
-    from holdfast.registry.history.slots import end_of as end_of
     from holdfast.registry.history.snapshots import COMPLETE_VERSIONS as COMPLETE_VERSIONS
     from holdfast.registry.history.snapshots import PARTED_SLOT as PARTED_SLOT
     from holdfast.registry.history.snapshots import PARTED_VERSION as PARTED_VERSION

@@ -2,19 +2,32 @@
 
 Before a commit behind a seal a writer puts a marker, and a collector notes a newer seal before it
 removes that marker. So the markers, and then the newer notes, show every run that may have changed.
+A run that nobody has changed can also be shown as its note tells it, without reading its log.
 `holdfast.registry.upkeep` puts seals and notes. Specified in docs/spec.md, sections 13 and 35.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from holdfast.registry.errors import AccessDenied, IntegrityError, Malformed, ObjectNotFound
-from holdfast.registry.history.slots import End, LogEnd, still_ends
+from holdfast.registry.history.log import RunLog
+from holdfast.registry.history.replay import (
+    PartedRun,
+    RecentRun,
+    RunManifest,
+    Slot,
+    advance,
+)
+from holdfast.registry.history.slots import End, LogEnd, Look, still_ends
+from holdfast.registry.history.snapshots import REPLAY_VERSION, is_coherent
 from holdfast.registry.objects import (
     ACTIVE,
+    LAST,
     NOTES,
     note_key,
     parse_marker,
@@ -22,10 +35,14 @@ from holdfast.registry.objects import (
     unwrap_frame,
 )
 from holdfast.registry.store import Store
-from holdfast.registry.values import DigestField, Field, Record
+from holdfast.registry.values import DigestField, Field, Record, canonical
 
 #: Of so few runs each log is asked: the listings would take as many requests.
-_FEW = 3
+FEW = 3
+#: The bytes of notes that are read, at most, for each run that would have to be opened otherwise.
+_BYTES_FOR_A_RUN = 256 * 2**10
+
+_T = TypeVar("_T")
 
 
 class TableHeader(Record):
@@ -54,6 +71,70 @@ class Seen(Record):
     grace_s: Annotated[int, Field(ge=0)] | None = None  # that of the collection that sealed it
 
 
+class NotedLog(RunLog):
+    """A sealed run as its note tells it, for listings, tables and pages: nothing is based on it.
+
+    Whatever goes on from it opens the log first.
+    """
+
+    def __init__(self, store: Store, seen: Seen, held: bytes, notes: int) -> None:
+        """Take it from the two lines of a note; `notes` is the newest table that was listed."""
+        super().__init__(store, seen.run)
+        self._end: LogEnd | None = LogEnd.unchecked(
+            run=seen.run, slots=seen.slots, size_bytes=0, sealed=seen.sealed, notes=notes
+        )
+        told, _, run = held.partition(b',"run":')
+        author, has_author, _ = told.removeprefix(b'{"author":').partition(b',"packs":')
+        self._tail.author = str(canonical.parse(author, where=seen.run)) if has_author else None
+        self._run = run[:-1]  # the older records are read only if something asks for them
+        self.run = self._parsed()
+        if (self.run.run_id, self.run.next_slot) != (seen.run, seen.settled):
+            raise Malformed("a note of another run or slot", where=seen.run)
+        head, commits = self.seen.head, (self.run.commits, self.run.head)
+        if head and ((head.commits, head.head) != commits or head.slots > seen.slots):
+            raise Malformed("a note of other commits than this machine has seen", where=seen.run)
+
+    def _parsed(self) -> RunManifest:
+        """Return the run of the note; its checkpoints and places follow when they are needed."""
+        # No text has these bytes: in one, a quotation mark is escaped.
+        first, _, rest = self._run.partition(b'],"commits":')
+        rest, _, last = rest.rpartition(b'"places":[')
+        kept = sum(first.count(b'"superseded":%b' % one) for one in (b"false", b"true"))
+        line = b'{"commits":' + rest + b'"pool":' + last.partition(b'],"pool":')[2]
+        fields = canonical.parse(line if kept else self._run, where=self.run_id)
+        found = RecentRun.of(fields | {"floor": LAST, "older": kept, "parts": []})
+        if not is_coherent(found):
+            raise Malformed("a note that contradicts itself", where=self.run_id)
+        return PartedRun.of_snapshot(found, self._whole) if kept else RunManifest.of(fields)
+
+    def _whole(self, _: RecentRun, slots: Sequence[Slot], after: RecentRun) -> RunManifest:
+        """Return the run with all records; if the note does not have them as it should, the log."""
+        with suppress(IntegrityError, ValueError):
+            whole = RunManifest.parse(self._run, where=self.run_id)
+            if is_coherent(whole):
+                return advance(whole, slots)
+        return self._replayed(after, RunManifest.empty(self.run_id)).compact()
+
+    def end(self, notes: int | None) -> LogEnd | None:
+        """Return how the log ended."""
+        return self._end or super().end(notes)
+
+    def open(self, *, check_head: bool = True) -> RunManifest:
+        """Read the log itself."""
+        self._end = None
+        return super().open(check_head=check_head)
+
+    def refresh(self) -> RunManifest:
+        """Read the log itself to the head."""
+        return self.open() if self._end else super().refresh()
+
+    def look(self) -> Look:
+        """Start a check of the newest slot, once the log itself was read."""
+        if self._end:
+            self.open()
+        return super().look()
+
+
 class Seals:
     """The seals of a registry, listed before logs are read.
 
@@ -61,18 +142,26 @@ class Seals:
         newest: The newest table of notes; `None` if it was not listed.
     """
 
-    def __init__(self, store: Store, ends: Iterable[LogEnd], runs: int) -> None:
-        """List what tells of the runs that ended so, if there are enough `runs` to be read."""
+    def __init__(self, store: Store, ends: Iterable[LogEnd], runs: int, unknown: int = 0) -> None:
+        """List what tells of the runs that ended so, if there are enough `runs` to be read.
+
+        Of `unknown` others nobody knows how they ended: `noted` may tell.
+        """
         self._store = store
         self.newest: int | None = None
         self._announced: set[str] | None = None
         self._noted: Mapping[str, int] | None = None
-        if runs > _FEW:
+        self._sizes: Mapping[int, int] = {}
+        if runs > FEW:
             since = [one.notes for one in ends if one.sealed is not None and one.notes is not None]
             with suppress(AccessDenied):  # then each log is asked
-                if since:  # the markers first: a newer note stands before a marker is removed
+                # The markers first: a newer note stands before a marker is removed.
+                if since or unknown > FEW:
                     self._announced = self._list_markers()
-                self.newest, self._noted = newer_notes(store, min(since, default=None))
+                self._sizes = note_sizes(store)
+                self.newest = max(self._sizes, default=0)
+                if since:
+                    self._noted = newer_notes(store, self._sizes, min(since))
 
     def still(self, ends: Sequence[End]) -> list[End | None]:
         """Return how these logs end now; `None` where a commit may have been added, or lost.
@@ -88,6 +177,32 @@ class Seals:
     def quiet(self, ends: Iterable[End]) -> dict[str, End]:
         """Return how the logs of runs end to which nobody can have committed, by run."""
         return {one.run: one.changed(notes=self.newest) for one in ends if self._is_quiet(one)}
+
+    def noted(self, names: Collection[str], make: Callable[[NotedLog], _T]) -> dict[str, _T]:
+        """Return what `make` makes of runs that nobody has changed since a collector noted them.
+
+        The tables are read one by one. In doubt, and of runs to which a commit may have been added,
+        there is nothing: they have to be opened.
+        """
+        if self._announced is None or not self.newest or len(names) <= FEW:
+            return {}
+        wanted, most_bytes = {*names} - self._announced, len(names) * _BYTES_FOR_A_RUN
+        slots, found, first_of_all = dict[str, int](), dict[str, _T](), 0
+        with suppress(AccessDenied, IntegrityError, ObjectNotFound):
+            for number, header, lines in _tables(self._store, self._sizes, most_bytes=most_bytes):
+                first_of_all = header.first
+                logs = dict[str, NotedLog]()
+                for first, second in zip(lines[::2], lines[1::2], strict=True):
+                    seen = Seen.decode(first, where=note_key(number))
+                    if seen.run in wanted and seen.slots > slots.get(seen.run, 0):
+                        slots[seen.run] = seen.slots
+                        found.pop(seen.run, None)  # an older note, of a slower collector
+                        if header.replay == REPLAY_VERSION and seen.sealed is not None:
+                            with suppress(IntegrityError, ValueError):
+                                logs[seen.run] = NotedLog(self._store, seen, second, self.newest)
+                made = self._store.pools.bulk.map(make, logs.values())
+                found |= zip(logs, made, strict=True)
+        return found if first_of_all == 1 else {}
 
     def _ask(self, end: End) -> End | None:
         found = still_ends(self._store, end)
@@ -109,36 +224,53 @@ class Seals:
             return None  # `verify` reports it
 
 
-def newer_notes(store: Store, after: int | None) -> tuple[int, Mapping[str, int] | None]:
-    """Return the newest table, and how many slots the tables after one know of each run.
+def newer_notes(store: Store, sizes: Mapping[int, int], after: int) -> Mapping[str, int] | None:
+    """Return how many slots the listed tables after one know of each run.
 
-    The second is `None` if that cannot be told: a table is lost, damaged or of another registry.
+    `None` if that cannot be told: a table is lost, damaged or of another registry.
     """
-    newest = needed = max(note_numbers(store), default=0)
-    if after is None or newest < after:
-        return newest, None
     found: dict[str, int] = {}
-    for number in range(newest, after, -1):
-        if number > needed:
-            continue  # a newer table replaces it
-        try:
-            header, lines, _ = read_table(store, number)
-            seen = [Seen.decode(line, where=note_key(number)) for line in lines[::2]]
-        except (IntegrityError, ObjectNotFound):
-            return newest, None
+    try:
+        for number, _, lines in _tables(store, sizes, after):
+            for one in (Seen.decode(line, where=note_key(number)) for line in lines[::2]):
+                found[one.run] = max(found.get(one.run, 0), one.slots)
+    except (IntegrityError, ObjectNotFound):
+        return None
+    return found if max(sizes, default=0) >= after else None
+
+
+def _tables(
+    store: Store, sizes: Mapping[int, int], after: int = 0, *, most_bytes: float = math.inf
+) -> Iterator[tuple[int, TableHeader, list[bytes]]]:
+    """Yield the listed tables after one that no newer table replaces, the newest first.
+
+    While one is used the next one is fetched. It ends before more than `most_bytes` were fetched.
+    """
+
+    def begin(number: int) -> Future[tuple[TableHeader, list[bytes], int]] | None:
+        nonlocal most_bytes
+        most_bytes -= sizes.get(number, 0)
+        is_next = number > after and most_bytes >= 0
+        return store.pools.small.submit(read_table, store, number) if is_next else None
+
+    number = max(sizes, default=0)
+    reading = begin(number)
+    while reading is not None:
+        header, lines, _ = reading.result()
         if header.registry != store.config.id:
-            return newest, None
-        needed = header.first - 1
-        for one in seen:
-            found[one.run] = max(found.get(one.run, 0), one.slots)
-    return newest, found
+            raise Malformed("a table of notes of another registry", where=note_key(number))
+        reading = begin(header.first - 1)
+        yield number, header, lines
+        number = header.first - 1
 
 
-def note_numbers(store: Store) -> Iterator[int]:
-    """Yield the numbers of the tables of notes."""
+def note_sizes(store: Store) -> Mapping[int, int]:
+    """Return the numbers of the tables of notes, each with the size of its file."""
+    found: dict[int, int] = {}
     for info in store.backend.list(NOTES):
         with suppress(Malformed):  # `verify` reports it
-            yield parse_number(info.key)
+            found[parse_number(info.key)] = info.size_bytes
+    return found
 
 
 def read_table(store: Store, number: int) -> tuple[TableHeader, list[bytes], int]:

@@ -195,24 +195,13 @@ class LogEnd(Record):
 
     run: str
     slots: Annotated[int, Field(ge=1)]  # number of slots
-    size_bytes: int  # of the newest one
+    size_bytes: int  # of the newest one; 0 if a note told of it
     modified_ms: int | None = None  # its time, by the store's clock; absent until it was listed
     sealed: int | None = None  # the slot of its newest seal
     notes: int | None = None  # the newest table of notes that was listed before it was read
 
 
 End = TypeVar("End", bound=LogEnd)
-
-
-def end_of(run: RunManifest, newest: Slot, notes: int | None) -> LogEnd:
-    """Return how a log ends whose newest slot was read."""
-    return LogEnd.unchecked(
-        run=run.run_id,
-        slots=newest.number + 1,
-        size_bytes=len(newest.data),
-        sealed=run.sealed_at,
-        notes=notes,
-    )
 
 
 def still_ends(store: Store, end: End) -> End | None:

@@ -152,7 +152,7 @@ class Snapshots:
             return None
         if (run.run_id, run.next_slot) != (self._run_id, slot.number + 1):
             return None
-        if not _is_coherent(run):
+        if not is_coherent(run):
             return None
         if slot.commits and line_digest(slot.commits[-1][0]) != run.head:
             return None
@@ -167,7 +167,7 @@ class Snapshots:
         self._parts = _Parts(recent.parts, parts)
         whole = recent.joined(parts)
         is_whole = len(whole.checkpoints) == len(recent.checkpoints) + recent.older
-        return whole if is_whole and _is_coherent(whole) else None
+        return whole if is_whole and is_coherent(whole) else None
 
     def _read_part(self, ref: PartRef) -> SnapshotPart:
         key = snapshot_key(self._run_id, ref.number)
@@ -344,7 +344,7 @@ def stale_snapshots(listed: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
     return [one for one in listed[_SNAPSHOTS_KEPT:] if snapshot_slot(one.key) >= least]
 
 
-def _is_coherent(run: RunManifest) -> bool:
+def is_coherent(run: RunManifest) -> bool:
     """Return whether the parts of a run from a snapshot are consistent.
 
     The run was created, its numbers ascend, and everything that is named by number exists. A replay

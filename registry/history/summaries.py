@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from holdfast.registry.errors import RegistryError
 from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.seals import Seals
-from holdfast.registry.history.slots import LogEnd, end_of
+from holdfast.registry.history.slots import LogEnd
 from holdfast.registry.history.snapshots import REPLAY_VERSION
 from holdfast.registry.objects import unwrap_frame, wrap_frame
 from holdfast.registry.store import Store
@@ -72,12 +72,18 @@ class Summaries:
         self.unasked = 0  # how many runs that were
 
     def read(
-        self, names: Sequence[str], make: Callable[[str], Made], *, max_age_s: float = 0
+        self,
+        names: Sequence[str],
+        make: Callable[[str, RunLog | None], Made],
+        *,
+        max_age_s: float = 0,
     ) -> dict[str, Any]:
         """Return the content for each run, in this order; `make` opens and describes one.
 
         Three listings tell of the sealed runs that they did not change. Of each other run that has
-        a summary one listing is asked, unless the summary is at most `max_age_s` old.
+        a summary one listing is asked, unless the summary is at most `max_age_s` old. Of many runs
+        without a summary the sealed ones are described as their notes tell them: `make` gets the
+        log.
         """
         now_ms, kept = int(time.time() * 1000), self._kept()
         known = [kept[name] for name in names if name in kept]
@@ -86,12 +92,15 @@ class Summaries:
         self.unasked = len(young)
         found = {one.run: one for one in young}
         asked = [one for one in known if one.run not in found]
-        seals = Seals(self._store, asked, len(names) - len(young))
+        unknown = [name for name in names if name not in kept]
+        seals = Seals(self._store, asked, len(names) - len(young), len(unknown))
         for one in seals.still(asked):
             if one is not None:
                 found[one.run] = one.changed(read_ms=now_ms)
-        rest = [name for name in names if name not in found]
-        made = dict(zip(rest, self._store.pools.bulk.map(make, rest), strict=True))
+        made = seals.noted(unknown, lambda log: make(log.run_id, log))
+        rest = [name for name in names if name not in found and name not in made]
+        opened = self._store.pools.bulk.map(make, rest, [None] * len(rest))
+        made |= zip(rest, opened, strict=True)
         if len(young) < len(names) or kept.keys() != found.keys():
             self._keep(names, found, made, now_ms, seals.newest)
         return {
@@ -135,8 +144,7 @@ class Summaries:
 
 
 def _summary(made: Made, now_ms: int, notes: int | None) -> _Summary | None:
-    log = made.log
-    if log is None or log.newest is None:
+    end = None if made.log is None else made.log.end(notes)
+    if end is None:
         return None
-    end = end_of(log.run, log.newest, notes)
     return _Summary.unchecked(**end.shared(LogEnd), read_ms=now_ms, content=made.content)

@@ -25,7 +25,7 @@ from holdfast.registry.errors import (
     UnsupportedFormat,
 )
 from holdfast.registry.face import Registry, Run, open_on
-from holdfast.registry.history import Birth, LogEnd, RunLog, Seals, birth_of, end_of, read_birth
+from holdfast.registry.history import FEW, Birth, LogEnd, RunLog, Seals, birth_of, read_birth
 from holdfast.registry.history.actions import Commit
 from holdfast.registry.store import Address, choose_cache
 from holdfast.registry.store.heads import open_heads
@@ -83,6 +83,8 @@ class Source:
         self._lock = threading.Lock()
         self._listed: tuple[float, list[str]] = (-math.inf, [])
         self._runs: dict[str, Run] = {}
+        self._noted: dict[str, Run] = {}  # sealed runs as their notes tell them
+        self._noting: dict[str, Future[None]] = {}  # the reading of notes, by the runs looked for
         self._ends: dict[str, LogEnd] = {}  # how their logs ended when they were read last
         self._chronicles: dict[str, Chronicle] = {}
         self._namings: dict[str, Future[Namings]] = {}
@@ -137,16 +139,35 @@ class Source:
         """Return several runs at their heads, read at once.
 
         A later call for the other runs does not read the finished ones again. Sealed runs in which
-        nothing happened are not asked.
+        nothing happened are not asked, and many of them are taken from their notes at first.
         """
+        until = None if within_s is None else time.monotonic() + within_s
         with self._lock:
-            ends = [self._ends[one] for one in names if one in self._ends and one in self._runs]
-        seals = Seals(self.registry.handle.store, ends, len(names))
+            known = {**self._noted, **self._runs}
+            ends = [self._ends[one] for one in names if one in self._ends and one in known]
+            unknown = [one for one in names if one not in known and one not in self._noting]
+        seals = Seals(self.registry.handle.store, ends, len(names), len(unknown))
+        if len(unknown) > FEW:
+            reading = self.begin(lambda: self._read_notes(seals, unknown))
+            with self._lock:
+                self._noting |= dict.fromkeys(unknown, reading)
+        with self._lock:
+            noting = {one: self._noting[one] for one in names if one in self._noting}
+        done, late = wait(noting.values(), timeout=within_s)
+        for one in done:
+            one.result()
         with self._lock:
             self._ends |= (quiet := seals.quiet(ends))
-            kept = {one: self._runs[one] for one in quiet if one in self._runs}
-        futures = {name: self._begin(name, seals.newest) for name in names if name not in kept}
-        _, unread = wait(futures.values(), timeout=within_s)
+            kept = {one: known[one] for one in quiet}
+            # What was noted since this call began is as new as what this call would open.
+            kept |= {one: self._noted[one] for one in names if one in self._noted.keys() - known}
+        futures = {
+            name: self._begin(name, seals.newest)
+            for name in names
+            if name not in kept and noting.get(name) not in late
+        }
+        left_s = None if until is None else max(0, until - time.monotonic())
+        _, unread = wait(futures.values(), timeout=left_s)
         runs: dict[str, Run] = {}
         failed: dict[str, RegistryError] = {}
         for name, future in futures.items():
@@ -222,7 +243,7 @@ class Source:
     def unread_births(self, names: Sequence[str]) -> list[str]:
         """Return the names whose beginnings were not read yet."""
         with self._lock:
-            for name, run in self._runs.items():
+            for name, run in (self._noted | self._runs).items():
                 if name not in self._births:
                     self._births[name] = birth_of(run.manifest)
             return [name for name in names if name not in self._births]
@@ -252,17 +273,34 @@ class Source:
         except RegistryError:
             with self._lock:  # the next call opens it again: the log may have been restored
                 self._runs.pop(run.id, None)
+                self._noted.pop(run.id, None)
                 self._chronicles.pop(run.id, None)
                 self._namings.pop(run.id, None)
             raise
 
     def _read(self, name: str, notes: int | None) -> Run:
         run = self.run(name)
-        log = run.handle.log
-        if log.newest is not None:
+        end = run.handle.log.end(notes)
+        if end is not None:
             with self._lock:
-                self._ends[name] = end_of(log.run, log.newest, notes)
+                self._ends[name] = end
         return run
+
+    def _read_notes(self, seals: Seals, names: Sequence[str]) -> None:
+        """Read those of some runs that nobody has changed since a collector noted them."""
+        handle = self.registry.handle
+        try:
+            found = seals.noted(names, lambda log: Run(handle.run_handle(log)))
+        except BaseException:
+            with self._lock:  # the next call tries again
+                for name in names:
+                    self._noting.pop(name, None)
+            raise
+        with self._lock:
+            self._noted |= found
+            for name, run in found.items():
+                if name not in self._ends and (end := run.handle.log.end(seals.newest)):
+                    self._ends[name] = end
 
     def _begin(self, name: str, notes: int | None) -> Future[Run]:
         """Start to read a run; `notes` is the newest table that was listed before."""

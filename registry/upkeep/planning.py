@@ -350,12 +350,12 @@ class Planner:
             return None
         assert commit is not None
         try:
-            run, packs = note.replay()
+            run, packs, author = note.replay()
         except (IntegrityError, ValueError) as error:
             _LOGGER.warning("a note of a collection is not used: %s", error)
             return None
         last = [] if seen.slot == note.settled - 1 else list(log.fetch([note.settled - 1]))
-        log.start_from(run, [one for one in (commit, *last) if one.number < note.settled])
+        log.start_from(run, [one for one in (commit, *last) if one.number < note.settled], author)
         for place in run.places:
             if place.placement_key in packs:
                 self._needs.learn(place, packs[place.placement_key])
@@ -366,7 +366,7 @@ class Planner:
         if not note.settled:
             return False
         try:
-            noted, packs = note.replay()
+            noted, packs, _ = note.replay()
         except (IntegrityError, ValueError):
             return True
         read = self._needs.known(run.places)

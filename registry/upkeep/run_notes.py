@@ -23,7 +23,7 @@ from holdfast.registry.history import (
     Seen,
     TableHeader,
     newer_notes,
-    note_numbers,
+    note_sizes,
     read_table,
 )
 from holdfast.registry.history.replay import RunManifest
@@ -58,6 +58,7 @@ class Held(Record):
 
     run: RunManifest  # compact
     packs: dict[str, tuple[str, ...]]  # by the key of the placement
+    author: str | None = None  # who put commit 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +79,14 @@ class RunNote:
         graced_s = self.seen.grace_s if self.seen.sealed is not None and self.held else None
         return graced_s is not None and grace_s <= graced_s
 
-    def replay(self) -> tuple[RunManifest, dict[ObjectKey, tuple[ObjectKey, ...]]]:
-        """Return the run before `settled`, and the packs of its placements."""
+    def replay(self) -> tuple[RunManifest, dict[ObjectKey, tuple[ObjectKey, ...]], str | None]:
+        """Return the run before `settled`, the packs of its placements, and who put commit 0."""
         held = Held.decode(self.held, where=self.where)
         if (held.run.run_id, held.run.next_slot) != (self.seen.run, self.settled):
             raise Malformed("a note of another run or slot", where=self.where)
         parse = ObjectKey.parse
-        return held.run, {parse(key): tuple(map(parse, of)) for key, of in held.packs.items()}
+        packs = {parse(key): tuple(map(parse, of)) for key, of in held.packs.items()}
+        return held.run, packs, held.author
 
     def placements(self) -> Iterator[bytes]:
         """Yield the records of the placements of which it names the packs."""
@@ -137,7 +139,7 @@ class Notes:
         The newest table says which older ones it replaces. If it cannot be read, those are.
         """
         notes, needed = cls(), LAST
-        for number in sorted(note_numbers(store), reverse=True):
+        for number in sorted(note_sizes(store), reverse=True):
             notes.newest = notes.newest or number
             if number > needed:
                 continue
@@ -160,7 +162,7 @@ class Notes:
 
     def newer(self, store: Store) -> set[str] | None:
         """Return the runs of which a newer note was put since; `None` if that cannot be told."""
-        _, slots = newer_notes(store, self.newest)
+        slots = newer_notes(store, note_sizes(store), self.newest)
         if slots is None:
             return None
         known = {run_id: note.seen.slots for run_id, note in self.by_run.items()}
@@ -194,7 +196,7 @@ class Notes:
             self.newest += 1
             while not self._has_put(store, self.newest, first, lines):
                 # Another collector was faster: its table stays, and this one replaces none.
-                self.newest = max([self.newest, *note_numbers(store)]) + 1
+                self.newest = max([self.newest, *note_sizes(store)]) + 1
                 first, lines = self.newest, dict(some)
 
     def _join(self, lines: dict[str, bytes]) -> int:
@@ -261,7 +263,7 @@ class Replayed:
     def note(self, packs: Mapping[ObjectKey, Collection[ObjectKey]]) -> tuple[Seen, bytes]:
         """Return the two lines of a note; `packs` are those of its placements."""
         named = {str(key): tuple(map(str, of)) for key, of in packs.items()}
-        held = Held(run=self.settled, packs=named).encode()
+        held = Held.unchecked(run=self.settled, packs=named, author=self.log.author()).encode()
         is_short = self.settled.next_slot > 0 and len(held) <= _NOTE_BYTES
         seen = Seen(
             run=self.log.run_id,

@@ -125,7 +125,7 @@ class QuietRuns:
         """Return the objects that a quiet run needs by its note; `None` if it has to be read."""
         seen = note.seen
         try:
-            run, packs = note.replay()
+            run, packs, _ = note.replay()
             places = [held_place(run, manifest) for manifest in run.held]
         except (IntegrityError, ValueError) as error:
             _LOGGER.warning("a note of a collection is not used: %s", error)

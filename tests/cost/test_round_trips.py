@@ -42,6 +42,12 @@ def _nothing(_: Registry) -> None:
     """Do nothing before the operation."""
 
 
+def _sealed(registry: Registry) -> None:
+    """Seal all runs by a collection."""
+    registry.upgrade()
+    registry.gc(grace_s=0)
+
+
 def _trained(registry: Registry) -> Run:
     """Return a run that is restored and saved once by this handle."""
     run = registry.run("night")
@@ -112,6 +118,7 @@ TRIPS = {
     ),
     "`watch`, each poll": _Trip(_followed, lambda _, coming: next(coming, None)),
     "`run ls` of 50 runs, the first time": _Trip(_nothing, _rows),
+    "`run ls` of 50 sealed runs, the first time": _Trip(_sealed, _rows),
     "`run ls` of 50 runs, each later time": _Trip(_nothing, _rows, remembers=True),
 }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,7 +19,14 @@ from holdfast.registry.face import Registry, open_on
 from holdfast.registry.history import Made, RunLog, Summaries, commit_line
 from holdfast.registry.history.actions import Action, Mark, SetStatus
 from holdfast.registry.history.slots import _FEW
-from holdfast.registry.objects import ACTIVE, NOTES, slot_key
+from holdfast.registry.objects import (
+    ACTIVE,
+    NOTES,
+    note_key,
+    slot_key,
+    unwrap_frame,
+    wrap_frame,
+)
 from holdfast.registry.store import Address
 from holdfast.registry.store.heads import open_heads
 from tests.support.states import small_state
@@ -43,23 +52,27 @@ class Listing:
         with open_on(meter, heads=open_heads(location)) as reg:
             kept = Summaries(reg.handle.store, reg.handle.store.heads, "rows", form)
             self.opened: list[str] = []
+            self.noted: list[str] = []
             with meter.measure() as usage:
                 names = reg.run_names()
                 self.rows: Mapping[str, Any] = kept.read(
-                    names, lambda n: self._make(reg, n), **options
+                    names, lambda *one: self._make(reg, *one), **options
                 )
             self.calls, self.oldest_ms, self.unasked = usage.calls, kept.oldest_ms, kept.unasked
             parts = [one.key.split("/") for one in log]
             self.asked = {part[1] for part in parts if part[0] == "runs" and len(part) > 2}
+            self.tables = sum(one.key.startswith(NOTES) for one in log if one.method == "get")
 
-    def _make(self, reg: Registry, name: str) -> Made:
-        self.opened.append(name)
-        log = RunLog(reg.handle.store, name)
+    def _make(self, reg: Registry, name: str, noted: RunLog | None) -> Made:
+        (self.noted if noted else self.opened).append(name)
+        log = noted or RunLog(reg.handle.store, name)
         try:
-            log.open()
+            if not noted:
+                log.open()
         except RegistryError as error:
             return Made(error)
-        return Made({"commits": log.run.commits, "nan": float("nan")}, log)
+        steps = [one.step for one in log.run.checkpoints]
+        return Made({"commits": log.run.commits, "steps": steps, "nan": float("nan")}, log)
 
     @property
     def commits(self) -> dict[str, int]:
@@ -196,8 +209,123 @@ def test_three_listings_tell_of_all_sealed_runs_that_nobody_wrote_to_them(sealed
     assert Listing(sealed).opened == ["b"]
 
 
+@pytest.fixture
+def forget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """What makes this machine one that has seen nothing."""
+    folders = (str(tmp_path / f"state-{number}") for number in itertools.count())
+    return lambda: monkeypatch.setenv("XDG_STATE_HOME", next(folders))
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of notes are not joined."""
+    monkeypatch.setattr("holdfast.registry.upkeep.run_notes._JOINED_FROM", 99)
+
+
+def test_a_fresh_machine_shows_sealed_runs_by_their_notes(
+    sealed: Path, forget: Callable[[], None]
+) -> None:
+    forget()
+    append(sealed, "c")
+    append(sealed, "new")
+    found = Listing(sealed)
+    assert (sorted(found.opened), sorted(found.noted)) == (["c", "new"], ["a", "b", "d", "e"])
+    assert (found.commits, found.asked, found.tables) == (commits(sealed), {"c", "new"}, 1)
+    append(sealed, "e")
+    again = Listing(sealed)
+    assert (again.opened, again.noted, again.commits) == (["e"], [], commits(sealed))
+    collect(sealed)
+    Listing(sealed)
+    assert Listing(sealed).calls == QUIET
+
+
+def _overtaken(place: Path) -> None:
+    """Put the notes of the first table again, last, as a slow collector does."""
+    tables = sorted((place / "notes").iterdir())
+    first, rest = unwrap_frame(tables[0].read_bytes(), where="").split(b"\n", 1)
+    header = {**json.loads(first), "first": len(tables) + 1}
+    content = json.dumps(header, separators=(",", ":")).encode() + b"\n" + rest
+    (place / note_key(len(tables) + 1)).write_bytes(wrap_frame(content))
+
+
+def test_the_note_that_knows_most_slots_counts(
+    sealed: Path, apart: None, forget: Callable[[], None]
+) -> None:
+    append(sealed, "a")
+    collect(sealed)
+    _overtaken(sealed)
+    forget()
+    found = Listing(sealed)
+    assert (found.opened, {*found.noted}, found.tables) == ([], {*MANY}, 3)
+    assert found.commits == commits(sealed)
+
+
+def test_a_note_that_says_less_than_this_machine_has_seen_is_not_used(
+    sealed: Path, apart: None
+) -> None:
+    append(sealed, "a")
+    Listing(sealed)
+    for marker in (sealed / "active").iterdir():
+        marker.unlink()  # by hand: the note of `a` looks like the newest there is
+    for kept in _states():
+        kept.unlink()
+    found = Listing(sealed)
+    assert (found.opened, sorted(found.noted)) == (["a"], MANY[1:])
+    assert found.commits == commits(sealed)
+
+
+def test_notes_that_cost_more_than_the_runs_are_not_read(
+    sealed: Path, apart: None, forget: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(sealed, "a")
+    collect(sealed)
+    newest = max((sealed / "notes").iterdir()).stat().st_size
+    for most_bytes, tables in ((newest, 1), (newest - len(MANY), 0)):
+        forget()
+        limit = -(-most_bytes // len(MANY))
+        monkeypatch.setattr("holdfast.registry.history.seals._BYTES_FOR_A_RUN", limit)
+        found = Listing(sealed)
+        assert (sorted(found.opened), found.tables) == (MANY, tables)
+
+
+@pytest.mark.parametrize(
+    ("told", "instead", "is_used"),
+    [
+        (b'"step":1,', b'"step":"1",', True),
+        (b'"n":1,', b'"n":0,', True),
+        (b'"commits":2,', b'"commits":0,', False),
+        (b'"commits":2,', b'"commits":"2",', False),
+        (b'"next_slot":2,', b'"next_slot":1,', False),
+        (b'"places":[', b'"holds":[', False),
+        (b',"run":{', b',"other":{', False),
+    ],
+)
+def test_a_note_that_does_not_say_what_it_should_costs_time_only(
+    sealed: Path, forget: Callable[[], None], told: bytes, instead: bytes, is_used: bool
+) -> None:
+    (table,) = (sealed / "notes").iterdir()
+    content = unwrap_frame(table.read_bytes(), where="")
+    assert content.count(told) == len(MANY)
+    table.write_bytes(wrap_frame(content.replace(told, instead)))
+    forget()
+    found = Listing(sealed)
+    assert sorted(found.noted if is_used else found.opened) == MANY
+    assert (found.asked, found.commits) == ({*MANY}, commits(sealed))
+    assert [row["steps"] for row in found.rows.values()] == [[1]] * len(MANY)
+
+
 def _foreign(place: Path) -> None:
     (place / "active" / "foreign").touch()
+
+
+def _stranger(place: Path) -> None:
+    """Put a table of another registry."""
+    newest = max((place / "notes").iterdir())
+    content = unwrap_frame(newest.read_bytes(), where="")
+    with elsewhere(place) as reg:
+        other = content.replace(reg.handle.store.config.id.encode(), b"0" * 32)
+    assert other != content
+    newest.write_bytes(wrap_frame(other))
 
 
 def _lost(place: Path) -> None:
@@ -227,15 +355,14 @@ def test_who_may_not_list_the_notes_asks_each_log(sealed: Path) -> None:
     location = parse(sealed)
     with open_on(Partly(Address(sealed).open()), heads=open_heads(location)) as reg:
         kept = Summaries(reg.handle.store, reg.handle.store.heads, "rows", 1)
-        assert set(kept.read(MANY, lambda name: Made(name))) == set(MANY)
+        assert set(kept.read(MANY, lambda name, _: Made(name))) == set(MANY)
     assert Listing(sealed).commits == commits(sealed)
 
 
-@pytest.mark.parametrize("spoil", [_foreign, _lost, _damaged, _older])
+@pytest.mark.parametrize("spoil", [_foreign, _lost, _damaged, _older, _stranger])
 def test_in_doubt_each_log_is_asked(
-    sealed: Path, spoil: Any, monkeypatch: pytest.MonkeyPatch
+    sealed: Path, spoil: Any, apart: None, forget: Callable[[], None]
 ) -> None:
-    monkeypatch.setattr("holdfast.registry.upkeep.run_notes._JOINED_FROM", 99)
     append(sealed, "a")
     collect(sealed)
     spoil(sealed)
@@ -243,6 +370,9 @@ def test_in_doubt_each_log_is_asked(
     assert found.calls["list"] >= 3 + len(MANY)
     assert "a" in found.opened
     assert found.commits == commits(sealed)
+    forget()
+    first = Listing(sealed)
+    assert (sorted(first.opened), first.commits) == (MANY, commits(sealed))
 
 
 def test_a_run_that_is_given_up_is_not_shown_as_it_was(sealed: Path) -> None:
@@ -320,4 +450,4 @@ def test_a_store_that_does_not_answer_is_an_error(place: Path) -> None:
     with open_on(Away(Address(place).open()), heads=open_heads(location)) as reg:
         kept = Summaries(reg.handle.store, reg.handle.store.heads, "rows", 1)
         with pytest.raises(StoreUnavailable):
-            kept.read(NAMES, lambda name: Made(name))
+            kept.read(NAMES, lambda name, _: Made(name))
