@@ -289,7 +289,7 @@ def test_a_full_collection_says_which_notes_differ_and_replaces_them(
 ):
     if spoiled is not None:
         content = unwrap_frame(backend.get(note_key(1)), where="")
-        at = content.index(b'{"packs"', content.index(b'"run":"kept"'))
+        at = content.index(b'"packs"', content.index(b'"run":"kept"'))
         at = content.index(spoiled, at) + len(spoiled) + 30
         wrong = content[:at] + (b"0" if content[at : at + 1] != b"0" else b"1") + content[at + 1 :]
         backend.put(note_key(1), wrap_frame(wrong))
