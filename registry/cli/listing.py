@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from holdfast.registry.cli import output
 from holdfast.registry.errors import NotFound, RegistryError, StoreUnavailable
-from holdfast.registry.face import Run
 from holdfast.registry.history import Made, Summaries
 
 if TYPE_CHECKING:
-    from holdfast.registry.face import Registry
+    from holdfast.registry.face import Registry, Run
     from holdfast.registry.history import RunLog
     from holdfast.registry.tables import RunChoice
 
@@ -60,6 +59,8 @@ class Listing:
         That is JSON with the `fields` of the run, and is kept on this machine: a run that did not
         change is not opened again.
         """
+        from holdfast.registry.face import Run  # it comes with all that a save needs
+
         handle = self._opened.handle
 
         def make(name: str, noted: RunLog | None) -> Made:

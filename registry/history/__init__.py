@@ -100,8 +100,6 @@ if TYPE_CHECKING:
     from holdfast.registry.history.retention import protections as protections
     from holdfast.registry.history.retention import tier_after_report as tier_after_report
     from holdfast.registry.history.retention import warn_of_unrated as warn_of_unrated
-    from holdfast.registry.history.seals import FEW as FEW
-    from holdfast.registry.history.seals import NotedLog as NotedLog
     from holdfast.registry.history.seals import Seals as Seals
     from holdfast.registry.history.seals import Seen as Seen
     from holdfast.registry.history.seals import TableHeader as TableHeader

@@ -38,7 +38,7 @@ from holdfast.registry.store import Store
 from holdfast.registry.values import DigestField, Field, Record, canonical
 
 #: Of so few runs each log is asked: the listings would take as many requests.
-FEW = 3
+_FEW = 3
 #: The bytes of notes that are read, at most, for each run that would have to be opened otherwise.
 _BYTES_FOR_A_RUN = 256 * 2**10
 
@@ -152,11 +152,11 @@ class Seals:
         self._announced: set[str] | None = None
         self._noted: Mapping[str, int] | None = None
         self._sizes: Mapping[int, int] = {}
-        if runs > FEW:
+        if runs > _FEW:
             since = [one.notes for one in ends if one.sealed is not None and one.notes is not None]
             with suppress(AccessDenied):  # then each log is asked
                 # The markers first: a newer note stands before a marker is removed.
-                if since or unknown > FEW:
+                if since or unknown > _FEW:
                     self._announced = self._list_markers()
                 self._sizes = note_sizes(store)
                 self.newest = max(self._sizes, default=0)
@@ -184,7 +184,7 @@ class Seals:
         The tables are read one by one. In doubt, and of runs to which a commit may have been added,
         there is nothing: they have to be opened.
         """
-        if self._announced is None or not self.newest or len(names) <= FEW:
+        if self._announced is None or not self.newest or len(names) <= _FEW:
             return {}
         wanted, most_bytes = {*names} - self._announced, len(names) * _BYTES_FOR_A_RUN
         slots, found, first_of_all = dict[str, int](), dict[str, _T](), 0

@@ -25,7 +25,7 @@ from holdfast.registry.errors import (
     UnsupportedFormat,
 )
 from holdfast.registry.face import Registry, Run, open_on
-from holdfast.registry.history import FEW, Birth, LogEnd, RunLog, Seals, birth_of, read_birth
+from holdfast.registry.history import Birth, LogEnd, RunLog, Seals, birth_of, read_birth
 from holdfast.registry.history.actions import Commit
 from holdfast.registry.store import Address, choose_cache
 from holdfast.registry.store.heads import open_heads
@@ -147,15 +147,11 @@ class Source:
             ends = [self._ends[one] for one in names if one in self._ends and one in known]
             unknown = [one for one in names if one not in known and one not in self._noting]
         seals = Seals(self.registry.handle.store, ends, len(names), len(unknown))
-        if len(unknown) > FEW:
-            reading = self.begin(lambda: self._read_notes(seals, unknown))
-            with self._lock:
-                self._noting |= dict.fromkeys(unknown, reading)
+        reading = self.begin(lambda: self._read_notes(seals, unknown))
         with self._lock:
+            self._noting |= dict.fromkeys(unknown, reading)
             noting = {one: self._noting[one] for one in names if one in self._noting}
-        done, late = wait(noting.values(), timeout=within_s)
-        for one in done:
-            one.result()
+        _, late = wait(noting.values(), timeout=within_s)  # after an error the runs are opened
         with self._lock:
             self._ends |= (quiet := seals.quiet(ends))
             kept = {one: known[one] for one in quiet}
@@ -289,13 +285,7 @@ class Source:
     def _read_notes(self, seals: Seals, names: Sequence[str]) -> None:
         """Read those of some runs that nobody has changed since a collector noted them."""
         handle = self.registry.handle
-        try:
-            found = seals.noted(names, lambda log: Run(handle.run_handle(log)))
-        except BaseException:
-            with self._lock:  # the next call tries again
-                for name in names:
-                    self._noting.pop(name, None)
-            raise
+        found = seals.noted(names, lambda log: Run(handle.run_handle(log)))
         with self._lock:
             self._noted |= found
             for name, run in found.items():

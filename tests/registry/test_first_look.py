@@ -14,7 +14,7 @@ from holdfast.backends.wrappers import Call, Metered
 from holdfast.registry.cli.listing import Listing
 from holdfast.registry.cli.run_listing import FORM, summary
 from holdfast.registry.face.factory import open_on
-from holdfast.registry.history import NotedLog, Seals
+from holdfast.registry.history.seals import NotedLog, Seals
 from holdfast.registry.ui.pages.names import read_names
 from holdfast.registry.ui.pages.runs import list_runs
 from holdfast.registry.ui.source import Source
