@@ -189,13 +189,10 @@ class RunLog:
                 return self._fold(lambda: slots)
             return self._fold(lambda: self.fetch(numbers))
 
-    def start_from(
-        self, run: RunManifest, slots: Iterable[Slot], author: str | None = None
-    ) -> None:
+    def start_from(self, run: RunManifest, slots: Iterable[Slot], author: str | None) -> None:
         """Start from a replay that the caller has made before, instead of the first slot.
 
-        `slots` are the newest one with a commit, and the last one of that replay; `author` is who
-        put commit 0, if that is known.
+        `slots` are the newest one with a commit, and the last one of that replay.
         """
         with self._lock.here():
             self._tail = Tail()
@@ -210,10 +207,7 @@ class RunLog:
         return self._tail.slot
 
     def end(self, notes: int | None) -> LogEnd | None:
-        """Return how the log ended when it was read; `notes` is the table that was listed before.
-
-        `None` if no slot was read.
-        """
+        """Return how the log ended when it was read; `notes` is the table listed before."""
         newest = self._tail.slot
         return newest and LogEnd.unchecked(
             run=self.run_id,
@@ -284,18 +278,19 @@ class RunLog:
         """
         if self.run.created is not None and self.run.created.owner is not None:
             return self.run.created.owner
-        author = self.author()
-        return None if author is None else author.rpartition("@")[0] or author
-
-    def author(self) -> str | None:
-        """Return who put commit 0, as `user@host`; that may take a request."""
         with self._lock.here():
             if self._tail.author is None and self.run.commits and not self.is_copy:
                 with suppress(IntegrityError):
                     first = self._slots.get(0)
                     if first is not None and first.commits:
                         self._tail.author = first.commits[0][1].author
-            return self._tail.author
+            author = self._tail.author
+            return None if author is None else author.rpartition("@")[0] or author
+
+    @property
+    def author(self) -> str | None:
+        """Who put commit 0, as `user@host`, if that is known."""
+        return self._tail.author
 
     def place_of(self, manifest: Digest) -> Place | None:
         """Return the place of a manifest, even of an evicted one; `None` if it has none."""

@@ -16,13 +16,7 @@ from typing import Annotated, Literal, TypeVar
 
 from holdfast.registry.errors import AccessDenied, IntegrityError, Malformed, ObjectNotFound
 from holdfast.registry.history.log import RunLog
-from holdfast.registry.history.replay import (
-    PartedRun,
-    RecentRun,
-    RunManifest,
-    Slot,
-    advance,
-)
+from holdfast.registry.history.replay import PartedRun, RecentRun, RunManifest, Slot, advance
 from holdfast.registry.history.slots import End, LogEnd, Look, still_ends
 from holdfast.registry.history.snapshots import REPLAY_VERSION, is_coherent
 from holdfast.registry.objects import (
@@ -72,10 +66,7 @@ class Seen(Record):
 
 
 class NotedLog(RunLog):
-    """A sealed run as its note tells it, for listings, tables and pages: nothing is based on it.
-
-    Whatever goes on from it opens the log first.
-    """
+    """A sealed run as its note shows it; whatever goes on from it opens the log first."""
 
     def __init__(self, store: Store, seen: Seen, held: bytes, notes: int) -> None:
         """Take it from the two lines of a note; `notes` is the newest table that was listed."""
@@ -143,10 +134,7 @@ class Seals:
     """
 
     def __init__(self, store: Store, ends: Iterable[LogEnd], runs: int, unknown: int = 0) -> None:
-        """List what tells of the runs that ended so, if there are enough `runs` to be read.
-
-        Of `unknown` others nobody knows how they ended: `noted` may tell.
-        """
+        """List what tells of the runs that ended so and of `unknown` ones, if `runs` is enough."""
         self._store = store
         self.newest: int | None = None
         self._announced: set[str] | None = None
@@ -179,10 +167,9 @@ class Seals:
         return {one.run: one.changed(notes=self.newest) for one in ends if self._is_quiet(one)}
 
     def noted(self, names: Collection[str], make: Callable[[NotedLog], _T]) -> dict[str, _T]:
-        """Return what `make` makes of runs that nobody has changed since a collector noted them.
+        """Return what `make` makes of the runs that nobody has changed since they were noted.
 
-        The tables are read one by one. In doubt, and of runs to which a commit may have been added,
-        there is nothing: they have to be opened.
+        The tables are read one by one. Runs without a result have to be opened.
         """
         if self._announced is None or not self.newest or len(names) <= _FEW:
             return {}
@@ -242,10 +229,7 @@ def newer_notes(store: Store, sizes: Mapping[int, int], after: int) -> Mapping[s
 def _tables(
     store: Store, sizes: Mapping[int, int], after: int = 0, *, most_bytes: float = math.inf
 ) -> Iterator[tuple[int, TableHeader, list[bytes]]]:
-    """Yield the listed tables after one that no newer table replaces, the newest first.
-
-    While one is used the next one is fetched. It ends before more than `most_bytes` were fetched.
-    """
+    """Yield the listed tables after one that none replaces, the newest first; fetch one ahead."""
 
     def begin(number: int) -> Future[tuple[TableHeader, list[bytes], int]] | None:
         nonlocal most_bytes

@@ -52,6 +52,9 @@ class Made:
     log: RunLog | None = None  # the open log; `None`: it is not kept
 
 
+Make = Callable[[str, RunLog | None], Made]
+
+
 class Summaries:
     """The summaries of one kind of listing."""
 
@@ -71,19 +74,12 @@ class Summaries:
         self.oldest_ms: int | None = None
         self.unasked = 0  # how many runs that were
 
-    def read(
-        self,
-        names: Sequence[str],
-        make: Callable[[str, RunLog | None], Made],
-        *,
-        max_age_s: float = 0,
-    ) -> dict[str, Any]:
+    def read(self, names: Sequence[str], make: Make, *, max_age_s: float = 0) -> dict[str, Any]:
         """Return the content for each run, in this order; `make` opens and describes one.
 
         Three listings tell of the sealed runs that they did not change. Of each other run that has
         a summary one listing is asked, unless the summary is at most `max_age_s` old. Of many runs
-        without a summary the sealed ones are described as their notes tell them: `make` gets the
-        log.
+        without one `make` gets the sealed ones as their notes tell them.
         """
         now_ms, kept = int(time.time() * 1000), self._kept()
         known = [kept[name] for name in names if name in kept]

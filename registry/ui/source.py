@@ -288,9 +288,8 @@ class Source:
         found = seals.noted(names, lambda log: Run(handle.run_handle(log)))
         with self._lock:
             self._noted |= found
-            for name, run in found.items():
-                if name not in self._ends and (end := run.handle.log.end(seals.newest)):
-                    self._ends[name] = end
+            ends = (run.handle.log.end(seals.newest) for run in found.values())
+            self._ends |= {end.run: end for end in ends if end}
 
     def _begin(self, name: str, notes: int | None) -> Future[Run]:
         """Start to read a run; `notes` is the newest table that was listed before."""
