@@ -64,9 +64,9 @@ class Listing:
         handle = self._opened.handle
 
         def make(name: str, noted: RunLog | None) -> Made:
-            # A note does not say what a journal has of its run.
-            can_tell = handle.journal is None
-            run = Run(handle.run_handle(noted)) if noted and can_tell else self._open(name)
+            run = (
+                Run(handle.run_handle(noted)) if noted and not handle.journal else self._open(name)
+            )
             if isinstance(run, RegistryError):
                 return Made(run)
             try:
@@ -74,7 +74,7 @@ class Listing:
             except RegistryError as error:
                 return Made(error)
 
-        # A log does not say what a journal has of its run.
+        # Neither a log nor a note says what a journal has of its run.
         heads = handle.store.heads if handle.journal is None else None
         kept = Summaries(handle.store, heads, kind, form)
         read = kept.read(self._opened.run_names(), make, max_age_s=max_age_s)

@@ -52,9 +52,6 @@ class Made:
     log: RunLog | None = None  # the open log; `None`: it is not kept
 
 
-Make = Callable[[str, RunLog | None], Made]
-
-
 class Summaries:
     """The summaries of one kind of listing."""
 
@@ -74,12 +71,14 @@ class Summaries:
         self.oldest_ms: int | None = None
         self.unasked = 0  # how many runs that were
 
-    def read(self, names: Sequence[str], make: Make, *, max_age_s: float = 0) -> dict[str, Any]:
-        """Return the content for each run, in this order; `make` opens and describes one.
+    def read(
+        self, names: Sequence[str], make: Callable[..., Made], *, max_age_s: float = 0
+    ) -> dict[str, Any]:
+        """Return the content for each run, in this order; `make(name, log)` describes one.
 
         Three listings tell of the sealed runs that they did not change. Of each other run that has
         a summary one listing is asked, unless the summary is at most `max_age_s` old. Of many runs
-        without one `make` gets the sealed ones as their notes tell them.
+        without one the sealed ones are given to `make` as their notes tell them; it opens others.
         """
         now_ms, kept = int(time.time() * 1000), self._kept()
         known = [kept[name] for name in names if name in kept]

@@ -284,8 +284,7 @@ class Source:
 
     def _read_notes(self, seals: Seals, names: Sequence[str]) -> None:
         """Read those of some runs that nobody has changed since a collector noted them."""
-        handle = self.registry.handle
-        found = seals.noted(names, lambda log: Run(handle.run_handle(log)))
+        found = seals.noted(names, lambda log: Run(self.registry.handle.run_handle(log)))
         with self._lock:
             self._noted |= found
             ends = (run.handle.log.end(seals.newest) for run in found.values())
