@@ -63,10 +63,8 @@ class Listing:
 
         handle = self._opened.handle
 
-        def make(name: str, noted: RunLog | None) -> Made:
-            run = (
-                Run(handle.run_handle(noted)) if noted and not handle.journal else self._open(name)
-            )
+        def make(name: str, log: RunLog | None) -> Made:
+            run = Run(handle.run_handle(log)) if log and not handle.journal else self._open(name)
             if isinstance(run, RegistryError):
                 return Made(run)
             try:

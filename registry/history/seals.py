@@ -177,7 +177,6 @@ class Seals:
         slots, found, first_of_all = dict[str, int](), dict[str, _T](), 0
         with suppress(AccessDenied, IntegrityError, ObjectNotFound):
             for number, header, lines in _tables(self._store, self._sizes, most_bytes=most_bytes):
-                first_of_all = header.first
                 logs = dict[str, NotedLog]()
                 for first, second in zip(lines[::2], lines[1::2], strict=True):
                     seen = Seen.decode(first, where=note_key(number))
@@ -187,8 +186,8 @@ class Seals:
                         if header.replay == REPLAY_VERSION and seen.sealed is not None:
                             with suppress(IntegrityError, ValueError):
                                 logs[seen.run] = NotedLog(self._store, seen, second, self.newest)
-                made = self._store.pools.bulk.map(make, logs.values())
-                found |= zip(logs, made, strict=True)
+                found |= zip(logs, self._store.pools.bulk.map(make, logs.values()), strict=True)
+                first_of_all = header.first
         return found if first_of_all == 1 else {}
 
     def _ask(self, end: End) -> End | None:

@@ -94,8 +94,7 @@ class Summaries:
                 found[one.run] = one.changed(read_ms=now_ms)
         made = seals.noted(unknown, lambda log: make(log.run_id, log))
         rest = [name for name in names if name not in found and name not in made]
-        opened = self._store.pools.bulk.map(make, rest, [None] * len(rest))
-        made |= zip(rest, opened, strict=True)
+        made |= zip(rest, self._store.pools.bulk.map(make, rest, [None] * len(rest)), strict=True)
         if len(young) < len(names) or kept.keys() != found.keys():
             self._keep(names, found, made, now_ms, seals.newest)
         return {

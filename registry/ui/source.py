@@ -162,8 +162,7 @@ class Source:
             for name in names
             if name not in kept and noting.get(name) not in late
         }
-        left_s = None if until is None else max(0, until - time.monotonic())
-        _, unread = wait(futures.values(), timeout=left_s)
+        _, unread = wait(futures.values(), timeout=until and max(0, until - time.monotonic()))
         runs: dict[str, Run] = {}
         failed: dict[str, RegistryError] = {}
         for name, future in futures.items():
