@@ -133,6 +133,13 @@ MAX_BYTES = option(
     "HOLDFAST_MAX_FILE_BYTES.",
     min=1,
 )
+SHARD_BYTES = option(
+    "--shard-bytes",
+    "N",
+    "Bytes of tensors in a file of weights, at most.",
+    default=5_000_000_000,
+    min=1,
+)
 KEY_FILE = option("--key-file", "FILE", "A key for the engines; or in HOLDFAST_ENGINE_KEY.")
 CREATE = flag("--create", "Create the run if it does not exist.")
 

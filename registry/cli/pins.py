@@ -214,13 +214,7 @@ def export(
     to_storage_option: list[str] | None = option(
         "--to-storage-option", "KEY=VALUE", "An option of that store; repeatable. No secrets here."
     ),
-    shard_bytes: int = option(
-        "--shard-bytes",
-        "N",
-        "Bytes of tensors in a file of weights, at most.",
-        default=5_000_000_000,
-        min=1,
-    ),
+    shard_bytes: int = options.SHARD_BYTES,
     sign: str | None = option(
         "--sign", "KEY", "Add model.sig by an ECDSA key: FILE, env:VARIABLE or agent:COMMAND."
     ),
@@ -239,7 +233,7 @@ def export(
         raise InvalidInput("not a release", where=ref, expected="RUN/releases/VERSION")
     address = address_of(to, to_storage_option, side="to")
     target = open_files(address.url, address.storage_options)
-    found = export_release(release, target, ViewOptions(shard_bytes, ("config", "tokenizer")), key)
+    found = export_release(release, target, ViewOptions(shard_bytes), key)
     size = f"{output.counted(found.files, 'file')}, {output.size(found.size_bytes)}"
     said = "exported" if found.is_new else "there already"
     about = describe.picked(found, "url files size_bytes new=is_new")

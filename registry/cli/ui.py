@@ -163,13 +163,7 @@ def hub(
         "An artifact of each run whose files are added; repeatable.",
         default=["config", "tokenizer"],
     ),
-    shard_bytes: int = option(
-        "--shard-bytes",
-        "N",
-        "Bytes of tensors in a file of weights, at most.",
-        default=5_000_000_000,
-        min=1,
-    ),
+    shard_bytes: int = options.SHARD_BYTES,
     token_file: Path | None = option(
         "--token-file", "FILE", "Who may read which runs: lines of SHA256 PATTERN,... NAME."
     ),

@@ -75,13 +75,12 @@ class Endpoint:
         access: Access,
         hosts: frozenset[str],  # values of `Host`; others are refused, so that no page gets in
         log: Callable[[str], object],  # called with a line for each request
-        figures: Figures | None = None,  # what `/metrics` shows; by default its own alone
+        figures: Figures,  # what `/metrics` shows
     ) -> None:
         self._catalog, self._access, self._hosts, self._log = catalog, access, hosts, log
         self._resolvers = ThreadPoolExecutor(_RESOLVERS, "holdfast-hub")
         self._readers = ThreadPoolExecutor(_READERS, "holdfast-hub-read")
-        self._files = asyncio.Semaphore(_OPEN_FILES)
-        self._figures = figures or Figures()
+        self._files, self._figures = asyncio.Semaphore(_OPEN_FILES), figures
 
     def close(self) -> None:
         """Stop reading."""

@@ -20,7 +20,6 @@ from holdfast.registry.curation import Release
 from holdfast.registry.errors import Conflict, Damaged
 from holdfast.registry.hub.views import ViewOptions, check_weights, view_of
 from holdfast.registry.loading import Joined
-from holdfast.registry.objects import RECENT_BYTES, RecentChunks
 
 if TYPE_CHECKING:  # an extra has it
     from holdfast.registry.history import SigningKey
@@ -52,7 +51,7 @@ def export_release(
     With a `key` of ECDSA the digests of all files are signed, as they come from the registry, also
     of a folder that was exported before.
     """
-    view = view_of(release, options, RecentChunks(RECENT_BYTES))
+    view = view_of(release, options)
     check_weights(view)
     folder = f"{release.run_id}/{release.version}/{view.revision}"
     # A state that was pushed from such a folder has the marker of another one.

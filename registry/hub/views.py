@@ -19,7 +19,7 @@ from holdfast.registry.errors import IncompatibleState
 from holdfast.registry.formats import OPAQUE, encode_header, json_file, named_tensors, opaque_name
 from holdfast.registry.layouts import CONFIGS, METADATA, hub_folder
 from holdfast.registry.loading import Chunks, Joined, StateHandle, Stored, is_tree
-from holdfast.registry.objects import RecentChunks, TensorEntry
+from holdfast.registry.objects import RECENT_BYTES, RecentChunks, TensorEntry
 from holdfast.registry.values import Digest, abridged, canonical, check_path_names
 
 #: Counts up when the same content gets other files: every revision then changes.
@@ -41,7 +41,7 @@ class ViewOptions:
     """Choices of the operator; other options give other revisions."""
 
     shard_bytes: int  # the most bytes of tensors in a file of weights; a larger tensor has its own
-    artifacts: tuple[str, ...]  # names of artifacts of the run whose files are added
+    artifacts: tuple[str, ...] = ("config", "tokenizer")  # those of the run whose files are added
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,13 @@ class View:
         return self.recorded.get(name, f"{self.revision}.{named}")
 
 
-def view_of(stored: Stored, options: ViewOptions, recent: RecentChunks) -> View:
+def view_of(stored: Stored, options: ViewOptions, recent: RecentChunks | None = None) -> View:
     """Return the view of a stored state.
 
     Its own files come first, then those of a release's checkpoint, then those of the artifacts; of
     a name that is there already, the first file stays.
     """
-    made = _Composed(options.shard_bytes, recent)
+    made = _Composed(options.shard_bytes, recent or RecentChunks(RECENT_BYTES))
     made.add_state(stored)
     if isinstance(stored, Release):  # it may be weights alone
         source = stored.source_checkpoint()

@@ -25,7 +25,7 @@ from holdfast.registry.formats import new_file
 from holdfast.registry.hub.engines.telling import EngineTensor, digests_at, key_of
 from holdfast.registry.hub.views import ViewOptions, check_weights, view_of
 from holdfast.registry.loading import Chunks, Joined, Stored
-from holdfast.registry.objects import RecentChunks, TensorEntry
+from holdfast.registry.objects import TensorEntry
 from holdfast.registry.values import Digest
 
 #: The tensors that engines keep as one, by the part of its name that says so.
@@ -45,7 +45,7 @@ def attest(stored: Stored, url: str, key: Path | None, baseline: Path | None) ->
     `changed` and `unchanged` are since the baseline, which is written if it is not there. A tensor
     that an engine keeps elsewhere, or hashes by a function of its own, is of `other form`.
     """
-    view = view_of(stored, ViewOptions(2**63, ()), RecentChunks(0))
+    view = view_of(stored, ViewOptions(2**63, ()))
     check_weights(view)
     weights = {name: one for file in view.files.values() for name, one in _tensors(file)}
     engine, told, given = digests_at(url, key_of(key))

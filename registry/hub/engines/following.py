@@ -34,7 +34,6 @@ from holdfast.registry.hub.engines.telling import Engine, Notify, Requests, engi
 from holdfast.registry.hub.views import ViewOptions, check_weights, view_of
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.loading.following import OVER, Patience
-from holdfast.registry.objects import RECENT_BYTES, RecentChunks
 from holdfast.registry.values import HERE
 
 #: The stream in which followers report.
@@ -126,10 +125,9 @@ class EngineFollower:
         self._monitor = run.phases.monitor(phase) if best else None
         self._backwards, self._note = backwards, note
         self._follow, self._patience = follow, Patience(poll_s)  # it grows while something fails
-        self._options = ViewOptions(shard_bytes, ("config", "tokenizer"))
+        self._options = ViewOptions(shard_bytes)
         self._streams = Streams(handle.committer) if report else None
         self._reported: tuple[object, float] = None, -_REPORT_S
-        self._recent = RecentChunks(RECENT_BYTES)
         self._skipped: int | None = None
         self._error, self._over = "", threading.Event()
         self._damage: _Damage | None = None
@@ -181,7 +179,7 @@ class EngineFollower:
                 raise known.error.with_traceback(None)
             checkpoint = Checkpoint(self._store, self._log, record)
             try:
-                view = view_of(checkpoint, self._options, self._recent)
+                view = view_of(checkpoint, self._options)
                 check_weights(view, adapters=self._is_call)
                 made = self._folder.make(checkpoint, view)
             except IntegrityError as error:

@@ -32,7 +32,7 @@ from holdfast.registry.formats import json_value
 from holdfast.registry.hub.engines.folder import Here, places
 from holdfast.registry.hub.views import View, ViewOptions, view_of
 from holdfast.registry.loading import Joined
-from holdfast.registry.objects import RECENT_BYTES, RecentChunks, is_run_id
+from holdfast.registry.objects import is_run_id
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _VARIABLE = "HOLDFAST_LORA_"
@@ -87,7 +87,6 @@ class LoraFolders:
         # One thread: it opens the registry late, after vLLM has forked, and writes one at a time.
         self._thread = ThreadPoolExecutor(1, "holdfast-lora")
         self._registry: Registry | None = None
-        self._recent = RecentChunks(RECENT_BYTES)
         self._held: dict[Path, int] = {}  # the folders that vLLM was told of, locked
         self._reading = 0  # refs
         self._read_s: deque[float] = deque()  # when refs were read, in the last minute
@@ -120,7 +119,7 @@ class LoraFolders:
             self._registry = open_registry(read_only=True)
         run = self._registry.run(run_id)
         stored = find_in_run(run.handle.store, run.handle.log, path)
-        view = view_of(stored, ViewOptions(2**62, ("config",)), self._recent)
+        view = view_of(stored, ViewOptions(2**62, ("config",)))
         files = _adapter_of(view, (base, *self._bases))
         self._root.mkdir(parents=True, exist_ok=True)
         with (self._root / ".lock").open("a") as lock:  # the processes take turns

@@ -26,6 +26,7 @@ from holdfast.registry.hub.requests import asked
 from holdfast.registry.hub.views import ViewOptions
 from holdfast.registry.store.address import Address
 from holdfast.registry.ui import Source
+from holdfast.registry.values.figures import Figures
 from tests.servers.gateway import Weather
 from tests.support.stores import contents
 
@@ -101,6 +102,7 @@ def served(
         access or Access(None),
         serving.loopback_hosts(listener.port),
         site.lines.append,
+        Figures(),
     )
 
     async def noted(scope: Any, receive: Any, send: Any) -> None:
