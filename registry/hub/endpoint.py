@@ -203,11 +203,8 @@ class Endpoint:
                 coming.cancel()
 
     def _read(self, part: _Part, at: int) -> asyncio.Future[bytes]:
-        loop, stop = asyncio.get_running_loop(), min(at + _PART_BYTES, part.stop)
-        begin = part.file.begin_of_chunk(stop) if stop < part.stop else stop
-        if begin - at >= _PART_BYTES // 2:  # where a chunk is larger, parts split it
-            stop = begin
-        return loop.run_in_executor(self._readers, part.file.read, at, stop)
+        loop, end = asyncio.get_running_loop(), part.file.part_end(at, _PART_BYTES, part.stop)
+        return loop.run_in_executor(self._readers, part.file.read, at, end)
 
 
 def _file(view: View, wanted: Asked, request: Request) -> Response | _Part:

@@ -107,23 +107,23 @@ class Joined:
         return bytes(result)
 
     def stream(self, part_bytes: int) -> Iterator[bytes]:
-        """Yield the file in parts, every byte verified; parts end with chunks where they can."""
+        """Yield the file in parts, every byte verified."""
         at = 0
         while at < self.size:
-            stop = min(at + part_bytes, self.size)
-            begin = self.begin_of_chunk(stop) if stop < self.size else stop
-            part = self.read(at, begin if begin > at else stop)
+            part = self.read(at, self.part_end(at, part_bytes, self.size))
             yield part
             at += len(part)
 
-    def begin_of_chunk(self, at: int) -> int:
-        """Return where the chunk with a byte begins: a read that ends there splits no chunk."""
-        number = bisect_right(self._ends, at)
-        part = self.parts[number] if number < len(self.parts) else b""
+    def part_end(self, at: int, part_bytes: int, stop: int) -> int:
+        """Return the end of a part of a range: that of a chunk, unless the part would be short."""
+        end = min(at + part_bytes, stop)
+        number = bisect_right(self._ends, end)
+        part = self.parts[number] if end < stop else b""
         if isinstance(part, bytes) or part.inline is not None:
-            return at
+            return end
         grid = part.grid
-        return at - (at - self._ends[number] + part.nbytes) % grid.run_bytes % grid.chunk_bytes
+        begin = end - (end - self._ends[number] + part.nbytes) % grid.run_bytes % grid.chunk_bytes
+        return begin if begin - at >= part_bytes // 2 else end
 
     def _pieces(self, start: int, stop: int) -> Iterator[bytes | _Piece]:
         at = bisect_right(self._ends, start)

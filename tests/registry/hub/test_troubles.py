@@ -23,6 +23,7 @@ from holdfast.backends.errors import StoreUnavailable
 from holdfast.backends.opening import open_backend
 from holdfast.registry.hub import endpoint
 from holdfast.registry.hub.access import Access
+from holdfast.registry.loading import Chunks
 from holdfast.registry.store.store import create_config
 from tests.registry.hub.conftest import Site, on_a_weary_s3, served
 from tests.registry.hub.test_answers import sha_of
@@ -108,6 +109,13 @@ def test_damage_in_mid_stream_breaks_the_connection(
 def test_a_file_of_many_parts_is_that_of_pull_and_no_chunk_is_read_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    split, get_chunk = list[Any](), Chunks.get
+
+    def noted(self: Chunks, *given: Any) -> memoryview:
+        split.append(given)
+        return get_chunk(self, *given)
+
+    monkeypatch.setattr(Chunks, "get", noted)  # called for a part of a chunk
     monkeypatch.setattr(endpoint, "_PART_BYTES", 1000)
     rng = np.random.default_rng(3)
     state = {"model": {f"{i}": rng.random((7, 90 + i), np.float32) for i in range(4)}}
@@ -122,6 +130,7 @@ def test_a_file_of_many_parts_is_that_of_pull_and_no_chunk_is_read_twice(
                 got = site.ask(path).body
     assert got == (tmp_path / "x.safetensors").read_bytes()
     assert usage.read_bytes < 1.3 * len(got)
+    assert not split
 
 
 @everywhere
