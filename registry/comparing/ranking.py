@@ -86,9 +86,10 @@ class Ranking:
         return (
             f"{self.runs} runs, each with its best {self.monitor.label} ({self.monitor.mode}). "
             "Nothing here says that a key is the cause.",
-            "Strength: the share of its differences that goes with a key; chance: how often "
-            "shuffled values are as strong; best: the value or range with the best mean.",
-            *([f"Best in the middle, so hardly correlated: {humps}."] if humps else []),
+            "Strength: the share of its differences that goes with a key, each key alone: together "
+            "they may pass 100 %; chance: how often shuffled values are as strong; best: the value "
+            "or range with the best mean.",
+            *([f"Best at middle values, so the correlation is near 0: {humps}."] if humps else []),
             *(f"Nothing tells {some} apart: they differ only together." for some in together),
         )
 

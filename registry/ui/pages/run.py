@@ -385,13 +385,16 @@ def _back_until(source: Source, run: RunManifest, chronicle: Chronicle) -> str:
         if any(isinstance(action, actions.HideRun) for action in commit.actions)
     ]
     if not run.is_hidden:
-        return "It was freed, and cannot be brought back."
+        return (
+            f"It was freed: `holdfast undo {run.run_id} --from MIRROR` brings it back "
+            "from a mirror that has it."
+        )
     if not hidden:
-        return f"Until a collection frees it, `holdfast run undrop {run.run_id}` brings it back."
+        return f"Until a collection frees it, `holdfast undo {run.run_id}` brings it back."
     until = hidden[-1] + int(1000 * source.registry.drop_rules().delay_s)
     return (
         f"Until {format_time(until)} no collection frees it, and "
-        f"`holdfast run undrop {run.run_id}` brings it back."
+        f"`holdfast undo {run.run_id}` brings it back."
     )
 
 

@@ -18,7 +18,7 @@ from holdfast.registry.ui.charts import Chart, figure, moment, table
 from holdfast.registry.ui.pages.view import Asked, Shown, Trouble, View, tried, trouble_of
 from holdfast.registry.ui.source import Source
 from holdfast.registry.upkeep import Freeing, GcReport, RunUsage, Usage, ways_to_free
-from holdfast.registry.values import Digest, size
+from holdfast.registry.values import Digest, counted, size
 
 #: Maximum number of objects of each kind to list: ten requests on S3.
 LISTED = 10_000
@@ -247,10 +247,10 @@ def packs_chart(view: StorageView) -> Chart:
         "type": "bar",
         "x": names,
         "y": [one.nbytes for one in view.packs],
-        "text": [f"{one.packs:,}" for one in view.packs],
+        "text": [counted(one.packs, "pack") for one in view.packs],
         "marker": {"color": "var(--accent)"},
         "customdata": [size(one.nbytes) for one in view.packs],
-        "hovertemplate": "%{x}: %{text} packs, %{customdata}<extra></extra>",
+        "hovertemplate": "%{x}: %{text}, %{customdata}<extra></extra>",
     }
     return figure(
         "Packs by size",

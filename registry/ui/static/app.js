@@ -207,7 +207,7 @@
       });
     }
     const layout = {
-      xaxis: byTime ? { type: "date" } : { title: { text: payload.counter, standoff: 4 }, rangemode: "normal", hoverformat: ",d" },
+      xaxis: byTime ? { type: "date" } : { title: { text: payload.counter, standoff: 4 }, rangemode: "normal", hoverformat: ",d", tickformat: ",~f" },
       yaxis: { type: asked.get("log") === "1" ? "log" : "linear", fixedrange: true },
       showlegend: isNamed || payload.marks.length > 0,
       hovermode: isUnified ? "x unified" : "closest",

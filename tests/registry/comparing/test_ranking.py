@@ -95,7 +95,7 @@ def test_the_best_in_the_middle_is_strong_without_a_correlation(reg: Registry) -
     found = reg.rank_config()
     lr, decay, debug = found.keys
     assert [one.is_hump for one in found.keys] == [True, True, False]
-    assert "Best in the middle, so hardly correlated: lr, decay." in found.about
+    assert "Best at middle values, so the correlation is near 0: lr, decay." in found.about
     assert (lr.key, decay.key, debug.key) == ("lr", "decay", "debug")  # absent in one run: apart
     assert lr.correlation is not None
     assert abs(lr.correlation) < 0.1

@@ -277,13 +277,13 @@ def test_what_a_prune_by_the_own_policy_would_free(reg: Registry, source: Source
     for step in (1, 2, 3):
         plain.save({"w": np.full(5000, step)}, step=step)
     text = shown(source, "/storage?prune=plain&last=1&bytes=1&gc=1&grace=0")
-    assert "2 checkpoints would go, 1 stay" in text
+    assert "2 checkpoints would go, 1 stays" in text
     assert "KiB on the store would be freed by gc and repack" in text
     free = shown(source, "/storage?free=1").partition("What can be deleted")[2]
     assert "older checkpoints of runs without a policy plain 2 " in free
     assert "Bytes by run" in free  # below it
     assert "the newest, the best and whatever a pin or a hold keeps" in free
-    assert "grace, a day by default: until then its dry run calls them too recent" in free
+    assert "a day after that by default; until then its dry run calls them too recent" in free
     for number in range(10):
         run = reg.create_run(f"failed-{number}")
         run.save({"w": np.full(900, number)}, step=1)
