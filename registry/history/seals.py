@@ -74,10 +74,11 @@ class NotedLog(RunLog):
         self._end: LogEnd | None = LogEnd.unchecked(
             run=seen.run, slots=seen.slots, size_bytes=0, sealed=seen.sealed, notes=notes
         )
-        told, _, run = held.partition(b',"run":')
-        author, has_author, _ = told.removeprefix(b'{"author":').partition(b',"packs":')
-        self._tail.author = str(canonical.parse(author, where=seen.run)) if has_author else None
-        self._run = run[:-1]  # the older records are read only if something asks for them
+        # No text has these bytes: in one, a quotation mark is escaped.
+        self._run = held[held.index(b',"run":') + len(b',"run":') : -1]
+        if held.startswith(start := b'{"author":'):
+            author = held[len(start) : held.index(b',"packs":')]
+            self._tail.author = str(canonical.parse(author, where=seen.run))
         self.run = self._parsed()
         if (self.run.run_id, self.run.next_slot) != (seen.run, seen.settled):
             raise Malformed("a note of another run or slot", where=seen.run)
@@ -87,12 +88,12 @@ class NotedLog(RunLog):
 
     def _parsed(self) -> RunManifest:
         """Return the run of the note; its checkpoints and places follow when they are needed."""
-        # No text has these bytes: in one, a quotation mark is escaped.
-        first, _, rest = self._run.partition(b'],"commits":')
-        rest, _, last = rest.rpartition(b'"places":[')
-        kept = sum(first.count(b'"superseded":%b' % one) for one in (b"false", b"true"))
-        line = b'{"commits":' + rest + b'"pool":' + last.partition(b'],"pool":')[2]
-        fields = canonical.parse(line if kept else self._run, where=self.run_id)
+        line, end = self._run, self._run.index(b'],"commits":')
+        kept = sum(line.count(b'"superseded":%b' % one, 0, end) for one in (b"false", b"true"))
+        if kept:
+            at = line.rindex(b'"places":[')
+            line = b"{" + line[end + 2 : at] + line[line.index(b'],"pool":', at) + 2 :]
+        fields = canonical.parse(line, where=self.run_id)
         found = RecentRun.of(fields | {"floor": LAST, "older": kept, "parts": []})
         if not is_coherent(found):
             raise Malformed("a note that contradicts itself", where=self.run_id)
