@@ -54,13 +54,25 @@ from holdfast.registry.objects import (
     snapshot_prefix,
 )
 from holdfast.registry.store import Store
-from holdfast.registry.values import Digest, ProcessLock, author
+from holdfast.registry.values import Digest, DigestField, ProcessLock, Record, author
 
 #: The least number of slots between snapshots.
 SNAPSHOT_EVERY = 8
 
 #: Returns the lines of the next slot for a run; `None` if there is nothing to write.
 Compose = Callable[[RunManifest], Sequence[Line | bytes] | None]
+
+
+class _Aside(Record):
+    """A log that one program has read and goes on with later."""
+
+    run: RunManifest  # compact
+    durable: int
+    snapshot: int
+    may_write: bool
+    newest: DigestField | None = None
+    committed: int | None = None
+    committed_digest: DigestField | None = None
 
 
 class RunLog:
@@ -200,6 +212,30 @@ class RunLog:
             for slot in slots:
                 self._tail.take(slot, self.seen.commits)
             self.run = run
+
+    def set_aside(self) -> bytes:
+        """Return all that this program needs to go on from here with another handle."""
+        with self._lock.here():
+            return _Aside(
+                run=self.run.compact(),
+                newest=self._tail.newest,
+                committed=self._tail.committed,
+                committed_digest=self._tail.committed_digest,
+                durable=self._durable,
+                snapshot=self._snapshots.newest,
+                may_write=self._may_write,
+            ).encode()
+
+    @classmethod
+    def taken_up(cls, store: Store, run_id: str, aside: bytes) -> RunLog:
+        """Return a handle that goes on where one was set aside; asks the store for nothing."""
+        found = _Aside.parse(aside, where=run_id)
+        log = cls(store, run_id, snapshot_slot=found.snapshot)
+        log.run, log._durable, log._may_write = found.run, found.durable, found.may_write
+        log._tail.newest, log._tail.committed = found.newest, found.committed
+        log._tail.committed_digest = found.committed_digest
+        log.seen.head, log.seen.is_checked = None, True
+        return log
 
     @property
     def newest(self) -> Slot | None:

@@ -108,7 +108,7 @@ class SeenHead:
         self._run_id = run_id
         # Read before the log is: another thread may commit meanwhile.
         self.head = None if store.heads is None else store.heads.seen(run_id)
-        self._is_checked = self.head is None
+        self.is_checked = self.head is None  # whether the log was compared with it
 
     @property
     def slots(self) -> int:
@@ -131,12 +131,12 @@ class SeenHead:
             if link is None and run.commits == self.commits:
                 link = run.head  # only marks and places follow the snapshot
             self.head.require(self._heads.url, run.next_slot, run.commits, link)
-        self._is_checked = True
+        self.is_checked = True
         self.note(run, tail)
 
     def note(self, run: RunManifest, tail: Tail) -> None:
         """Remember the head of the log, if the log was checked against the seen head."""
-        if self._heads is not None and run.head is not None and self._is_checked:
+        if self._heads is not None and run.head is not None and self.is_checked:
             self._heads.note(self._run_id, run.next_slot, run.commits, run.head, tail.committed)
 
 

@@ -308,7 +308,7 @@ class Collector:
 
     def _mark_run(self, sweep: _Sweep, run_id: str) -> set[bytes]:
         """Mark a run, and return what it needs now and did not need at the choice."""
-        log = self._planner.logs.get(run_id)
+        log = self._planner.log(run_id)
         if run_id in self._planner.passed:
             if not is_forgotten(self._store, self._planner.forgotten, run_id):
                 raise Malformed("the log of a run that was forgotten is another one", where=run_id)
@@ -333,6 +333,8 @@ class Collector:
         needed = self._planner.needed_by(log, but=before)
         # If a loss of power undid one of these evictions, its run would need the objects again.
         log.make_durable()
+        if run_id in self._planner.logs:  # `note` goes on from here
+            self._planner.logs[run_id] = log.set_aside()
         return needed
 
     # On a full store

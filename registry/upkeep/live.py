@@ -7,6 +7,7 @@ the object that it names.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -94,6 +95,17 @@ class RunFiles:
     #: When each slot was put, from slot 0 on, seconds by the store's clock.
     slots_s: list[float] = field(default_factory=list)
     snapshots: list[ObjectInfo] = field(default_factory=list)  # its snapshots, newest first
+    newest: int = -1  # slot of the newest snapshot
+
+    def packed(self) -> bytes:
+        """Return the times and the newest snapshot in 8 bytes each."""
+        return array("d", (self.newest, *self.slots_s)).tobytes()
+
+    @classmethod
+    def unpacked(cls, run_id: str, packed: bytes) -> RunFiles:
+        """Return the files of a run without the names of its snapshots."""
+        newest, *slots_s = array("d", packed)
+        return cls(run_id, slots_s, newest=int(newest))
 
 
 def list_objects(store: Store, shard: Shard | None = None) -> Listing:
@@ -190,7 +202,7 @@ def _check_tail(store: Store, files: RunFiles) -> None:
     """Refuse a log that ends before its own snapshot: somebody deleted its newest slots."""
     if not files.snapshots:
         return
-    newest = snapshot_slot(files.snapshots[0].key)
+    files.newest = newest = snapshot_slot(files.snapshots[0].key)
     if newest < len(files.slots_s):
         return
     try:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 from holdfast.backends import ObjectInfo, refuse_links
 from holdfast.registry.errors import (
@@ -41,7 +41,6 @@ from holdfast.registry.objects import (
     ObjectKey,
     epoch_key,
     is_probe,
-    snapshot_slot,
 )
 from holdfast.registry.store import RUNS_AT_ONCE, Store, Workers, ask_time, in_batches
 from holdfast.registry.store.heads import Head
@@ -60,9 +59,10 @@ from holdfast.registry.upkeep.live import (
     run_files,
     with_way_out,
 )
-from holdfast.registry.upkeep.run_notes import Notes, Replayed, RunNote
+from holdfast.registry.upkeep.run_notes import Held, Notes, Replayed, RunNote, of_seal
 from holdfast.registry.upkeep.sealing import SEALS_FROM, QuietRuns, has_only_seals, seal
 from holdfast.registry.upkeep.shards import Shard
+from holdfast.registry.upkeep.shelf import Shelf
 from holdfast.registry.upkeep.sorted_rows import (
     LISTED,
     Objects,
@@ -97,7 +97,7 @@ class Planner:
     """Finds the objects that no run needs.
 
     Attributes:
-        logs: The logs that were replayed, by run.
+        logs: The logs that were replayed, set aside, by run; `log` returns one.
         passed: The runs that cannot be read and are passed over: they are in `forget`, or an epoch
             says that they were forgotten.
         full: Whether every log and placement is read, and compared with the notes.
@@ -130,8 +130,10 @@ class Planner:
         self._forget = frozenset(forget)
         self._asked_full = self.full = full
         self._notes = Notes()
-        self._due: list[Replayed] = []
-        self.logs: dict[str, RunLog] = {}
+        #: The runs that get a note, each with whether it may be sealed; and the notes.
+        self._due: dict[str, bool] = {}
+        self._made = Shelf[bytes]()
+        self.logs = Shelf[bytes]()
         self.passed: set[str] = set()
         self.differing: set[str] = set()
         self.forgotten: dict[str, int] = {}
@@ -157,8 +159,9 @@ class Planner:
         objects = list_objects(self._store, self._shard)
         self._check_generations(objects.highest)
         # Before the runs are listed, so that every slot that a note names is in the listing.
-        self._notes, self._due, self.differing = Notes.read(self._store), [], set()
-        self._needs, self.logs, self.passed = self._needs_beside(objects), {}, set()
+        self._notes, self._due, self.differing = Notes.read(self._store), {}, set()
+        self._needs, self.passed = self._needs_beside(objects), set()
+        self._made, self.logs = Shelf(), Shelf()
         self.full = self._asked_full or self._notes.is_full_due
         self._seen = heads.all() if heads is not None else {}
         self.quiet = QuietRuns(self._store, self._notes, self._needs, self._seen, self._grace_s)
@@ -170,13 +173,16 @@ class Planner:
         now_s = self._now_s() if self._grace_s or probes else 0.0
         # Without a grace nothing is recent.
         cutoff_s = now_s - self._grace_s if self._grace_s else float("inf")
-        runs = []
+        runs, stale = Shelf[bytes](), list[ObjectInfo]()
         for name, infos in self._list_active(objects.rows):
             try:
-                runs.append(run_files(self._store, name, infos))
+                files = run_files(self._store, name, infos)
             except UNREADABLE as error:
                 self._pass_over(name, error)
-        listed = {files.run_id for files in runs} | self.passed | self.quiet.runs
+            else:
+                runs[name] = files.packed()
+                stale += stale_snapshots(files.snapshots)
+        listed = {*runs, *self.passed, *self.quiet.runs}
         # A run that was seen before and is gone: nobody knows what it needed.
         self.passed |= self._forget & (self._seen.keys() | self._notes.by_run.keys()) - listed
         for name in sorted(
@@ -188,12 +194,13 @@ class Planner:
         self._read_runs(runs, cutoff_s, objects.rows)
         self._check_forget()
         to_condemn, recent = _choose(objects.rows, cutoff_s)
+        old_s = now_s - max(self._grace_s, LEFTOVER_S)
         return Plan(
             to_condemn,
             recent,
             objects.tally,
             len(listed),
-            tuple(_stale(runs, probes, now_s - max(self._grace_s, LEFTOVER_S))),
+            (*stale, *(one for one in probes if one.modified_s <= old_s)),
         )
 
     def _needs_beside(self, objects: Listing) -> Needs:
@@ -246,31 +253,33 @@ class Planner:
                 "move the object away if Holdfast did not write it.",
             )
 
-    def _read_runs(self, runs: Iterable[RunFiles], cutoff_s: float, objects: SortedRows) -> None:
+    def _read_runs(self, runs: Shelf[bytes], cutoff_s: float, objects: SortedRows) -> None:
         """Note the objects that runs need now, and those that they needed within the grace."""
-        read = partial(self._read_unless_passed, cutoff_s=cutoff_s)
-        found = in_batches(self._store.pools.bulk, read, runs, at_once=RUNS_AT_ONCE)
-        for log, now, recently in filter(None, found):
-            self.logs[log.run_id] = log
+
+        def read(name: str) -> tuple[set[bytes], set[bytes]] | None:
+            files = RunFiles.unpacked(name, runs.get(name) or b"")
+            try:
+                return self._read_run(files, cutoff_s)
+            except UNREADABLE as error:
+                self._pass_over(name, error)
+                return None
+
+        found = in_batches(self._store.pools.bulk, read, list(runs), at_once=RUNS_AT_ONCE)
+        for now, recently in filter(None, found):
             objects.add(object_rows(now, _NEEDED))
             objects.add(object_rows(recently, _RECENT))
 
-    def _read_unless_passed(
-        self, files: RunFiles, cutoff_s: float
-    ) -> tuple[RunLog, set[bytes], set[bytes]] | None:
-        try:
-            return self._read_run(files, cutoff_s)
-        except UNREADABLE as error:
-            self._pass_over(files.run_id, error)
-            return None
+    def log(self, run_id: str) -> RunLog | None:
+        """Return the log of a run as it was replayed; `None` if it was not."""
+        aside = self.logs.get(run_id)
+        return None if aside is None else RunLog.taken_up(self._store, run_id, aside)
 
-    def _read_run(self, files: RunFiles, cutoff_s: float) -> tuple[RunLog, set[bytes], set[bytes]]:
+    def _read_run(self, files: RunFiles, cutoff_s: float) -> tuple[set[bytes], set[bytes]]:
         """Replay a log: from its note or slot 0 up to the grace, then the slots within it.
 
-        Return it with the objects that it needs now, and those that it needed within the grace.
+        Return the objects that it needs now, and those that it needed within the grace.
         """
-        newest = snapshot_slot(files.snapshots[0].key) if files.snapshots else -1
-        log = RunLog(self._store, files.run_id, snapshot_slot=newest)
+        log = RunLog(self._store, files.run_id, snapshot_slot=files.newest)
         log.seen.head = self._seen.get(files.run_id)
         # Slots are put in order: a slot before an old one is old, whatever its time says.
         ages = enumerate(files.slots_s, start=1)
@@ -297,17 +306,21 @@ class Planner:
         if note is not None and at_note is not None and self._differs(note, at_note.compact()):
             self.differing.add(files.run_id)
         if log.newest_commit is not None:
-            is_old = self._may_be_sealed(log, recent)
-            done = Replayed(log, log.run.next_slot, log.newest_commit, at_grace.compact(), is_old)
-            self._queue_note(done, note, start)
-        return log, needed, recently
+            done = Replayed(log, log.run.next_slot, log.newest_commit, at_grace.compact())
+            self._queue_note(done, note, start, is_old=self._may_be_sealed(log, recent))
+        self.logs[log.run_id] = log.set_aside()
+        return needed, recently
 
-    def _queue_note(self, done: Replayed, note: RunNote | None, start: RunManifest | None) -> None:
+    def _queue_note(
+        self, done: Replayed, note: RunNote | None, start: RunManifest | None, *, is_old: bool
+    ) -> None:
         """Let `make_notes` note a run, unless its note or its seal still stands."""
-        differs = done.log.run_id in self.differing
-        is_sealed = not differs and done.is_old and self.quiet.is_sealed(done.log, note)
-        if not is_sealed and (differs or done.is_old or done.is_due(note, start)):
-            self._due.append(done)
+        run_id = done.log.run_id
+        differs = run_id in self.differing
+        is_sealed = not differs and is_old and self.quiet.is_sealed(done.log, note)
+        if not is_sealed and (differs or is_old or done.is_due(note, start)):
+            seen, held = done.note(self._needs.known(done.settled.places))
+            self._made[run_id], self._due[run_id] = seen.encode() + b"\n" + held, is_old
 
     def _may_be_sealed(self, log: RunLog, recent: Sequence[Slot]) -> bool:
         """Return whether a run may be sealed."""
@@ -378,20 +391,22 @@ class Planner:
         """Put notes of the runs that have changed, for the next collection, and seal quiet ones."""
         sealed: dict[str, int] = {}
 
-        def note(done: Replayed) -> tuple[Seen, bytes]:
-            seen, held = done.note(self._needs.known(done.settled.places))
-            if done.is_old and held:
+        def note(run_id: str) -> tuple[Seen, bytes]:
+            first, _, held = (self._made.get(run_id) or b"").partition(b"\n")
+            seen, log = Seen.parse(first, where=run_id), self.log(run_id)
+            assert log is not None  # it was replayed
+            if self._due[run_id] and held:
                 with suppress(Conflict, StoreFull):
-                    slot = seal(done, self._epoch)
+                    slot = seal(log, Held.parse(held, where=run_id).run, self._epoch)
                     if slot is not None:
-                        sealed[done.log.run_id] = slot
-                        seen = done.of_seal(seen, slot, self._grace_s)
+                        sealed[run_id] = slot
+                        seen = of_seal(seen, log.run.next_slot, slot, self._grace_s)
             # A note of slots that a loss of power undoes would stop every later collection.
-            done.log.make_durable()
+            log.make_durable()
             return seen, held
 
         try:
-            if any(done.is_old for done in self._due):
+            if any(self._due.values()):
                 self._epochs.make_durable(self._epoch)
             made = in_batches(self._store.pools.bulk, note, self._due, at_once=RUNS_AT_ONCE)
             self._notes.put(self._store, made, full=self.full)
@@ -451,7 +466,7 @@ class Planner:
     def _check_forget(self) -> None:
         """Refuse to forget a run that can be read, or that nobody has heard of."""
         for name in sorted(self._forget - self.passed):
-            log = self.logs.get(name)
+            log = self.log(name)
             if log is None:
                 raise NotFound("no such run", where=name, hint="`holdfast run ls` lists the runs.")
             if log.run.dropped is None or log.run.is_hidden:
@@ -479,12 +494,3 @@ def _choose(objects: SortedRows, cutoff_s: float) -> tuple[Objects, Tally]:
 def _told(run: RunManifest) -> tuple[object, ...]:
     """Return the facts that decide over the objects of a run, now and after further slots."""
     return run.commits, run.head, run.epoch, run.dropped, set(run.places), run.uses
-
-
-def _stale(
-    runs: Iterable[RunFiles], probes: Iterable[ObjectInfo], before_s: float
-) -> Iterator[ObjectInfo]:
-    """Yield snapshots and probes that nobody uses any more."""
-    for files in runs:
-        yield from stale_snapshots(files.snapshots)
-    yield from (info for info in probes if info.modified_s <= before_s)

@@ -35,6 +35,7 @@ from holdfast.registry.objects import (
     wrap_frame,
 )
 from holdfast.registry.store import Store
+from holdfast.registry.upkeep.shelf import Shelf
 from holdfast.registry.values import Digest, Record
 
 #: A table is not longer than this, unless a single note is.
@@ -67,16 +68,22 @@ class RunNote:
 
     seen: Seen
     where: str  # the key of its table
-    held: bytes  # its second line; empty if this version of the replay did not make it
+    shelf: Shelf[bytes] | None  # has its second line, if this version of the replay made it
+
+    @property
+    def held(self) -> bytes:
+        """Its second line; empty if this version of the replay did not make it."""
+        return b"" if self.shelf is None else self.shelf.get(self.seen.run) or b""
 
     @property
     def settled(self) -> int:
         """The slot before which a replay can begin; 0 if it has to begin with the first one."""
-        return self.seen.settled if self.held else 0
+        return 0 if self.shelf is None else self.seen.settled
 
     def is_sealed(self, grace_s: float) -> bool:
         """Return whether it stands for its run in a collection with this grace."""
-        graced_s = self.seen.grace_s if self.seen.sealed is not None and self.held else None
+        is_seal = self.shelf is not None and self.seen.sealed is not None
+        graced_s = self.seen.grace_s if is_seal else None
         return graced_s is not None and grace_s <= graced_s
 
     def replay(self) -> tuple[RunManifest, dict[ObjectKey, tuple[ObjectKey, ...]], str | None]:
@@ -131,6 +138,7 @@ class Notes:
     #: Whether no table is lost or cannot be read: the newest note of each run is known.
     is_whole: bool = True
     _tables: list[_Table] = field(default_factory=list)  # newest first
+    _held: Shelf[bytes] = field(default_factory=Shelf)  # the second lines of notes, by run
 
     @classmethod
     def read(cls, store: Store) -> Notes:
@@ -173,8 +181,10 @@ class Notes:
             seen = Seen.decode(first, where=where)
             known = self.by_run.get(seen.run)
             if known is None or known.seen.slots < seen.slots:
-                held = second if header.replay == REPLAY_VERSION else b""
-                self.by_run[seen.run] = RunNote(seen, where, held)
+                is_held = header.replay == REPLAY_VERSION and bool(second)
+                if is_held:
+                    self._held[seen.run] = second
+                self.by_run[seen.run] = RunNote(seen, where, self._held if is_held else None)
 
     @property
     def is_full_due(self) -> bool:
@@ -249,6 +259,12 @@ def _parts(
         yield some
 
 
+def of_seal(seen: Seen, slots: int, slot: int, grace_s: float) -> Seen:
+    """Return the first line of a note for a run that was sealed since in this slot."""
+    graced_s = min(math.floor(grace_s), _LONGEST_S)
+    return seen.changed(slots=slots, sealed=slot, grace_s=graced_s)
+
+
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """A run as a collection has replayed it."""
@@ -258,7 +274,6 @@ class Replayed:
     newest: CommitSlot  # the newest one with a commit
     #: The run before the slots within the grace: they may be within a later collection's, too.
     settled: RunManifest
-    is_old: bool = False  # whether only marks and seals follow: it may be sealed
 
     def note(self, packs: Mapping[ObjectKey, Collection[ObjectKey]]) -> tuple[Seen, bytes]:
         """Return the two lines of a note; `packs` are those of its placements."""
@@ -273,11 +288,6 @@ class Replayed:
             settled=self.settled.next_slot if is_short else 0,
         )
         return seen, held if is_short else b""
-
-    def of_seal(self, seen: Seen, slot: int, grace_s: float) -> Seen:
-        """Return the first line of a note for a run that was sealed since in this slot."""
-        graced_s = min(math.floor(grace_s), _LONGEST_S)
-        return seen.changed(slots=self.log.run.next_slot, sealed=slot, grace_s=graced_s)
 
     def is_due(self, note: RunNote | None, start: RunManifest | None) -> bool:
         """Return whether the run has changed enough since its note for another one.

@@ -20,7 +20,7 @@ from holdfast.registry.objects import ACTIVE, RUNS, marker_key, parse_marker
 from holdfast.registry.store import DAY_S, RUNS_AT_ONCE, Store, in_batches
 from holdfast.registry.store.heads import Head
 from holdfast.registry.upkeep.live import Needs, held_place, with_way_out
-from holdfast.registry.upkeep.run_notes import Notes, Replayed, RunNote
+from holdfast.registry.upkeep.run_notes import Notes, RunNote
 from holdfast.registry.values import Digest
 
 #: The least writer version of a registry in which runs are sealed: older programs know no markers.
@@ -156,12 +156,11 @@ def has_only_seals(recent: Sequence[Slot]) -> bool:
     return all(isinstance(line, Mark | Seal) for slot in recent for _, line in slot.lines)
 
 
-def seal(done: Replayed, epoch: int) -> int | None:
-    """Seal a run behind what was replayed of it (S1).
+def seal(log: RunLog, base: RunManifest, epoch: int) -> int | None:
+    """Seal a run behind what was replayed of it (S1): `base`, before the slots within the grace.
 
     Return the slot of the seal, which may be another collector's; `None` if the run has moved on.
     """
-    base = done.settled
 
     def is_same(run: RunManifest) -> bool:
         return (run.commits, run.places, run.dropped, run.freed_at) == (
@@ -179,5 +178,5 @@ def seal(done: Replayed, epoch: int) -> int | None:
             return None
         return [*([Mark(epoch=epoch)] if run.epoch < epoch else []), Seal()]
 
-    run = done.log.append(compose, caches=False, announces=False)
+    run = log.append(compose, caches=False, announces=False)
     return run.sealed_at if is_done(run) and is_same(run) else None

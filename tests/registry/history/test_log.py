@@ -10,7 +10,7 @@ import pytest
 from holdfast.backends import ObjectInfo, StoreUnavailable
 from holdfast.backends.errors import AccessDenied
 from holdfast.backends.wrappers import Fault, Faulty, Metered, Wrapper
-from holdfast.registry.errors import Conflict, Damaged, Malformed, UnsupportedFormat
+from holdfast.registry.errors import Conflict, Damaged, Malformed, RolledBack, UnsupportedFormat
 from holdfast.registry.history import log, slots
 from holdfast.registry.history.actions import CreateRun, Mark, SetStatus, TakeOver
 from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line, list_runs
@@ -571,6 +571,30 @@ def test_a_handle_opened_through_a_snapshot_goes_on_appending(backend, store_on,
     grow(mine, SNAPSHOT_EVERY)
     assert len(snapshots(backend)) == 3
     assert mine.run.encode() == full_replay(store_on, backend).compact().encode()
+
+
+def test_a_log_that_was_set_aside_goes_on_without_a_request(backend, store_on, run_log):
+    calls = []
+    store = store_on(Metered(backend, calls))
+    log = RunLog(store, run_log.run_id)
+    log.read_to(log.length())
+    log.check_head()
+    log.append(lambda run: None)  # nothing but a look
+    calls.clear()
+    aside = log.set_aside()
+    other = RunLog.taken_up(store, log.run_id, aside)
+    assert calls == []
+    assert (other.run, other.newest_commit) == (log.run.compact(), log.newest_commit)
+    assert other.set_aside() == aside
+    other.append(lambda run: [Mark(epoch=1)])
+    assert other.run.next_slot == log.run.next_slot + 1
+    assert log.refresh() == other.run
+    empty = RunLog(store, "other")
+    assert RunLog.taken_up(store, "other", empty.set_aside()).run == empty.run
+    # A log that was replaced meanwhile gets no further slot (W4).
+    backend.delete(slot_key(log.run_id, other.run.next_slot - 1))
+    with pytest.raises(RolledBack):
+        RunLog.taken_up(store, log.run_id, other.set_aside()).append(lambda run: [Mark(epoch=2)])
 
 
 def test_two_lost_races_cost_no_pause_and_each_further_one_doubles_it(monkeypatch):

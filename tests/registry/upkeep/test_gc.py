@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from threading import Event
+from gc import get_objects
+from threading import Event, Lock
 from uuid import uuid4
 
 import pytest
@@ -31,6 +32,7 @@ from holdfast.registry.face.factory import open_on
 from holdfast.registry.history.actions import DropRun, Mark, Place
 from holdfast.registry.history.epochs import encode_sweep, encode_upgrade
 from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog
+from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.objects.framing import join_lines
 from holdfast.registry.objects.keys import (
     RUNS,
@@ -46,6 +48,7 @@ from holdfast.registry.store import Workers
 from holdfast.registry.upkeep import live
 from holdfast.registry.upkeep.gc import DAY_S, Collector, collect
 from holdfast.registry.upkeep.live import Needs
+from holdfast.registry.upkeep.shelf import Shelf
 from holdfast.registry.upkeep.sorted_rows import keys_of
 from holdfast.registry.upkeep.usage import measure
 from holdfast.registry.values.digest import Digest
@@ -734,6 +737,28 @@ def test_anyone_finishes_what_a_dead_collector_left(thinned, reg, backend, died_
     assert reg.verify(deep=True).findings == ()
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_no_step_of_a_collection_holds_the_runs(reg, backend, open_registry, full):
+    for name in "abc":
+        run = reg.create_run(name)
+        save_small(run, 1, 2)
+        run.retention.prune(Retention(last=1))
+    del run
+    collector = Collector(open_registry(backend).handle.store, grace_s=0, full=full)
+
+    def held() -> int:
+        return sum(type(one) in (RunLog, RunManifest) for one in get_objects())
+
+    steps = []
+    before = held()
+    for step in ("choose", "condemn", "mark", "delete", "note"):
+        getattr(collector, step)()
+        steps.append(held() - before)
+    assert steps == [0] * 5
+    assert objects(backend) == needed(reg)
+    assert [marks(reg, name) for name in "abc"] == [[1]] * 3
+
+
 def test_who_joins_a_sweep_marks_with_its_epoch(run, reg, backend, open_registry):
     """A writer that observed the sweep before names objects that the dead collector condemned."""
     save_small(run, 1, 2, 3)
@@ -747,11 +772,15 @@ def test_who_joins_a_sweep_marks_with_its_epoch(run, reg, backend, open_registry
     killed.choose()
     assert killed.condemn() == 2
     epochs = []
-    hooked.before = Once(
-        "manifests/",
-        lambda: epochs.append(open_registry(backend).gc(grace_s=0).epoch),
-        "put_if_absent",
-    )
+    turn = Lock()  # manifest and placement are put side by side
+
+    def before(method: str, key: str) -> None:
+        if method == "put_if_absent" and key.startswith(("manifests/", "placements/")):
+            with turn:
+                if not epochs:
+                    epochs.append(open_registry(backend).gc(grace_s=0).epoch)
+
+    hooked.before = before
     late.save(small_state(2), step=1)
     assert epochs == [2]
     fresh = open_registry(backend)
@@ -803,7 +832,7 @@ def test_what_another_collector_deleted_meanwhile_is_no_damage(
         collector.choose()
         collector.condemn()
         # Unknown to the collector, so that its placements are read while it marks.
-        collector._planner.logs.pop("run")
+        collector._planner.logs = Shelf()
         collector._planner._needs = Needs(Workers(None, collector._store))
     hooked.before = Once(str(going.handle.reader.place.placement_key), act, "get")
     for name in ("choose", "condemn", "mark", "delete")[0 if step == "choose" else 2 :]:
