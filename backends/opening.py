@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from holdfast.backends.fsspec.files import Files
     from holdfast.backends.s3.settings import TakenOptions
 
-Transport = Literal["boto3", "s3fs"]
+Transport = Literal["boto3", "obstore", "s3fs"]
 
-_TRANSPORTS = ("boto3", "s3fs")
+_TRANSPORTS = ("boto3", "obstore", "s3fs")
+_EXTRAS = {"botocore": "s3", "obstore": "fast"}
 # `dir::file:///PATH`: file systems of fsspec, one in front of another.
 _CHAIN = r"[A-Za-z][A-Za-z0-9+.-]+::"
 _COPIES = ("simplecache", "filecache", "blockcache", "cached")
@@ -50,7 +51,7 @@ def open_backend(
             `fs` a path in that file system.
         storage_options: Options of the file system, by the names that fsspec's drivers give them.
         fs: A file system object of fsspec. It is only a model: Holdfast makes its own instances.
-        transport: Library that moves the bytes of S3: boto3, the default, or s3fs.
+        transport: Library that moves the bytes of S3: boto3, s3fs, or obstore for small objects.
 
     Raises:
         InvalidLocation: It names no place where a registry can be, or an option cannot be used.
@@ -161,16 +162,23 @@ def _open_s3(location: Location, options: dict[str, Any], transport: str | None)
     try:
         from holdfast.backends.s3.backend import S3Backend
         from holdfast.backends.s3.settings import take_options
+
+        made = S3Backend
+        if transport == "obstore":
+            from holdfast.backends.s3.small import SmallObjectsBackend
+
+            made = SmallObjectsBackend
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "botocore":
+        missing = (error.name or "").split(".")[0]
+        if missing not in _EXTRAS:
             raise
         raise StoreUnsuitable(
-            "boto3 is not installed",
+            f"{missing.replace('botocore', 'boto3')} is not installed",
             where=location.url,
-            hint="Install the extra: pip install 'holdfast[s3]'.",
+            hint=f"Install the extra: pip install 'holdfast[{_EXTRAS[missing]}]'.",
         ) from error
     taken = take_options(options, location.url)
-    return S3Backend(_placed(location, taken), settings=taken.settings)
+    return made(_placed(location, taken), settings=taken.settings)
 
 
 def _open_by_s3fs(location: Location, options: dict[str, Any]) -> Backend:

@@ -35,7 +35,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import boto3
 import s3fs
@@ -49,7 +49,7 @@ from holdfast.backends import ByteRange, open_backend
 
 ROOT = Path(__file__).parents[1]
 DELAY_S = 0.01
-RANGE = 4 * 2**20
+RANGE, SMALL_RANGE = 4 * 2**20, 64 * 2**10
 SMALL, SMALLS = 4096, 64
 # Columns: name, and whether it is counted in MB/s instead of objects.
 ACTS = {
@@ -57,6 +57,7 @@ ACTS = {
     "get ranges MB/s": True,
     "put small /s": False,
     "get small /s": False,
+    "small ranges /s": False,
 }
 GOAL = 0.9
 # Otherwise the SDK sends bodies over TLS without their length, and radosgw refuses them.
@@ -71,10 +72,11 @@ class Ours:
     """Our store, reading ranges into buffers that it is given, as a load does."""
 
     transport: Any = "boto3"
+    options: ClassVar[Any] = None
 
     def __init__(self, endpoint: str, bucket: str, threads: int) -> None:
         url = f"s3://{bucket}/{self.transport}?endpoint_url={endpoint}"
-        self._backend = open_backend(url, transport=self.transport)
+        self._backend = open_backend(url, self.options, transport=self.transport)
         self._pool = ThreadPoolExecutor(threads)
 
     def put(self, items: Items) -> None:
@@ -93,6 +95,12 @@ class Ours:
 
 class OursByS3fs(Ours):
     transport = "s3fs"
+
+
+class OursByObstore(Ours):
+    transport = "obstore"
+    # It takes no file of certificates.
+    options: ClassVar[Any] = {"client_kwargs": {"verify": False}}
 
 
 class Boto3:
@@ -189,12 +197,13 @@ class Obstore:
 CONTENDERS: dict[str, Callable[[str, str, int], Any]] = {
     "ours by boto3": Ours,
     "ours by s3fs": OursByS3fs,
+    "ours by obstore": OursByObstore,
     "boto3 threads": Boto3,
     "s3fs bulk": S3fs,
     "obstore threads": Obstore,
 }
 #: The packages of those that the library itself does not need.
-PACKAGES = {"obstore threads": "obstore"}
+PACKAGES = {"ours by obstore": "obstore", "obstore threads": "obstore"}
 
 
 class Work:
@@ -212,11 +221,16 @@ class Work:
             for start in range(0, pack_bytes - RANGE + 1, RANGE)
         ]
         self.targets = [bytearray(RANGE) for _ in self.ranges]
+        self.small_ranges: Ranges = [
+            ("packs/0", n * SMALL_RANGE, (n + 1) * SMALL_RANGE) for n in range(SMALLS)
+        ]
+        self.small_targets = [bytearray(SMALL_RANGE) for _ in self.small_ranges]
         self.sizes = {
             "put packs MB/s": packs * pack_bytes / 1e6,
             "get ranges MB/s": len(self.ranges) * RANGE / 1e6,
             "put small /s": SMALLS,
             "get small /s": SMALLS,
+            "small ranges /s": SMALLS,
         }
 
     def turn(self, one: Any) -> dict[str, float]:
@@ -229,10 +243,12 @@ class Work:
         ranges_s, parts = seconds(partial(one.ranges, self.ranges, self.targets))
         small_s, _ = seconds(partial(one.put, self.smalls))
         get_s, found = seconds(partial(one.get, list(self.smalls)))
-        for (key, start, end), part in zip(self.ranges, parts, strict=True):
+        bits_s, bits = seconds(partial(one.ranges, self.small_ranges, self.small_targets))
+        wanted, read = [*self.ranges, *self.small_ranges], [*parts, *bits]
+        for (key, start, end), part in zip(wanted, read, strict=True):
             assert memoryview(part) == memoryview(self.packs[key])[start:end]
         assert [bytes(data) for data in found] == list(self.smalls.values())
-        taken = (put_s, ranges_s, small_s, get_s)
+        taken = (put_s, ranges_s, small_s, get_s, bits_s)
         return {act: self.sizes[act] / s for act, s in zip(ACTS, taken, strict=True)}
 
 

@@ -59,6 +59,8 @@ USES = {
     "torch": "import torch; run.save({'w': torch.ones(3)}, step=2)",
     "safetensors": "",
     "s3": "",
+    "fast": "from holdfast.backends import open_backend\n"
+    "open_backend('s3://bucket/x', {'anon': True}, transport='obstore')",
     "azure": "from holdfast.backends import open_backend\n"
     "open_backend('az://container/x', {'connection_string': 'UseDevelopmentStorage=true'})",
     "gs": "from holdfast.backends import open_backend\n"

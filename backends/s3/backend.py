@@ -346,10 +346,11 @@ class S3Backend(Backend):
         made = self._made
         if made is None:
             with self._lock:
-                made = self._made = self._made or make_client(
-                    self._location, self._patience, 64 + self.concurrency, self._settings
-                )
+                made = self._made = self._made or self._make()
         return made
+
+    def _make(self) -> S3Client:
+        return make_client(self._location, self._patience, 64 + self.concurrency, self._settings)
 
     def _ask(self, act: str, key: str, ask: Callable[[Wait], _T], size: int = 0) -> _T:
         """Repeat a request until an answer proves that it is from the store, or patience ends."""

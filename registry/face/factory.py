@@ -60,7 +60,8 @@ def init(
             `key`, `secret`, `profile` and `endpoint_url` for `s3://`; `docs/stores.md` lists them.
             An option that cannot be used is refused.
         fs: A file system object of fsspec; `url` is then a path in it.
-        transport: Library that moves the bytes of S3: `boto3`, which is faster, or `s3fs`.
+        transport: Library that moves the bytes of S3: `boto3`, `s3fs`, which is slower, or
+            `obstore`, which is faster for small objects and leaves the others to boto3.
 
     Raises:
         Conflict: There is a registry already.
@@ -126,7 +127,8 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
             `key`, `secret`, `profile` and `endpoint_url` for `s3://`; `docs/stores.md` lists them.
             An option that cannot be used is refused.
         fs: A file system object of fsspec; `url` is then a path in it.
-        transport: Library that moves the bytes of S3: `boto3`, which is faster, or `s3fs`.
+        transport: Library that moves the bytes of S3: `boto3`, `s3fs`, which is slower, or
+            `obstore`, which is faster for small objects and leaves the others to boto3.
         follow_moved: Open the place that the registry has moved to (`Registry.freeze`), if it has,
             with none of the options that are given here. A place that names a server is refused:
             credentials of the environment would be sent there.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import which
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,19 @@ class TestRadosgw(BackendContract):
     @pytest.fixture
     def backend(self, radosgw_url: Callable[[], str], small_pages: None) -> Backend:
         return open_backend(radosgw_url())
+
+
+@pytest.mark.radosgw
+class TestRadosgwByObstore(BackendContract):
+    many = 25
+
+    @pytest.fixture
+    def backend(self, radosgw_url: Callable[[], str], small_pages: None) -> Iterator[Backend]:
+        pytest.importorskip("obstore")
+        backend: Any = open_backend(radosgw_url(), transport="obstore")
+        assert list(backend.list()) == [], "boto3 finds the address of the bucket"
+        yield backend
+        assert not backend._rests_until_s, "an answer through obstore proved nothing"
 
 
 @pytest.mark.soak

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from shutil import which
 from typing import Any
 
@@ -371,7 +372,7 @@ def test_absent_bucket_and_container(store: str, request: pytest.FixtureRequest)
 @pytest.mark.radosgw
 def test_wrong_credentials_on_radosgw(radosgw_url: Callable[[], str]) -> None:
     url, secret = radosgw_url(), "SECRET-that-nobody-may-see"
-    for transport in ("boto3", "s3fs"):
+    for transport in ("boto3", "s3fs", *(["obstore"] if find_spec("obstore") else [])):
         backend = open_backend(url, {"key": "nobody", "secret": secret}, transport=transport)  # type: ignore[arg-type]
         for call in (backend.get, lambda key, b=backend: b.put(key, b"x"), backend.stat):
             with pytest.raises(AccessDenied) as caught:

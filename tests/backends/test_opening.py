@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ from tests.servers.gateway import Gateway
 from tests.support.faults import everything_said
 
 SECRET = "SECRET-that-nobody-may-see"
-TRANSPORTS = ("boto3", "s3fs")
+TRANSPORTS = ("boto3", *(["obstore"] if find_spec("obstore") else []), "s3fs")
 
 
 @pytest.fixture
@@ -262,7 +263,7 @@ def test_our_own_stores_have_no_options(place: str) -> None:
         open_backend(place, {"auto_mkdir": True})
     with pytest.raises(InvalidLocation, match="only S3 has a choice"):
         open_backend(place, transport="s3fs")
-    with pytest.raises(InvalidLocation, match="boto3 or s3fs; found 'ftp'"):
+    with pytest.raises(InvalidLocation, match="boto3 or obstore or s3fs; found 'ftp'"):
         open_backend(place, transport="ftp")  # type: ignore[arg-type]
 
 

@@ -21,6 +21,7 @@ STORES: dict[str, tuple[str, str | None]] = {
     "s3 by s3fs, moto": ("moto_url", "s3fs"),
     "s3 by boto3, radosgw": ("radosgw_url", "boto3"),
     "s3 by s3fs, radosgw": ("radosgw_url", "s3fs"),
+    "s3 by obstore, radosgw": ("radosgw_url", "obstore"),
     "azure": ("azure_url", None),
     "google": ("gs_url", None),
 }
@@ -35,8 +36,8 @@ STATE = {
 def place(request: pytest.FixtureRequest) -> Mapping[str, Any]:
     """A fresh place in a store, as `holdfast.open` takes it."""
     name, transport = STORES[request.param]
-    if transport == "s3fs":
-        pytest.importorskip("s3fs")
+    if transport in ("obstore", "s3fs"):
+        pytest.importorskip(transport)
     if name == "memory":
         return {"url": f"memory://{secrets.token_hex(8)}"}
     found: str | Callable[[], str] = request.getfixturevalue(name)

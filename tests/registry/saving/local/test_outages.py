@@ -62,11 +62,12 @@ def state(step: int) -> dict[str, Any]:
     return {"model": {"w": np.full(100, step, np.float32)}}
 
 
-@pytest.mark.parametrize("transport", ["boto3", "s3fs"])
+@pytest.mark.parametrize("transport", ["boto3", "obstore", "s3fs"])
 def test_a_save_survives_an_outage_of_almost_two_minutes(
     proxied: tuple[str, TcpProxy], clock: Clock, transport: Any
 ) -> None:
     url, proxy = proxied
+    pytest.importorskip(transport)
     with holdfast.open(url, transport=transport) as registry:
         run = registry.run("run", create=True)
         run.save(state(1), step=1)
