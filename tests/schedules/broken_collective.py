@@ -112,10 +112,10 @@ def reported_before_it_is_put(patch: Patch) -> None:
         begin(self, *args)
 
     def put_later(
-        self: ObjectWriter, digest: Digest, body: Sequence[Any], size: int, **options: Any
+        self: ObjectWriter, digest: Digest, body: Sequence[Any], size: int, *options: Any
     ) -> ObjectKey:
         if not getattr(_here, "follows", False):
-            return put_pack(self, digest, body, size, **options)
+            return put_pack(self, digest, body, size, *options)
         _here.waiting.append((self, digest, [bytes(one) for one in body], size))
         return ObjectKey("packs", digest, self.observe())
 
