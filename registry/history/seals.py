@@ -237,8 +237,7 @@ def _tables(
         is_next = number > after and most_bytes >= 0
         return store.pools.small.submit(read_table, store, number) if is_next else None
 
-    number = max(sizes, default=0)
-    reading = begin(number)
+    reading = begin(number := max(sizes, default=0))
     while reading is not None:
         header, lines, _ = reading.result()
         if header.registry != store.config.id:
