@@ -90,7 +90,9 @@ def log(
         if graph:
             raise typer.BadParameter("--graph is for the whole history of one run")
         since_s = clock.time() - options.seconds(since) if since else -math.inf
-        return _acts(opened, None if every else run, since_s, _choice(action), limit or _MOST)
+        return newest_commits(
+            opened, None if every else run, since_s, _choice(action), limit or _MOST
+        )
     if run is None:
         raise typer.BadParameter("give RUN, or --all")
     descent = _descent(opened, log_of(opened, run))
@@ -119,15 +121,16 @@ def _choice(names: str | None) -> Callable[[Action], bool]:
     return lambda act: bool(_words(act.action, getattr(act, "kind", "")) & wanted)
 
 
-def _acts(
+def newest_commits(
     opened: Registry, run: str | None, since_s: float, fits: Callable[[Action], bool], limit: int
 ) -> Answer:
     """Return the newest commits of a run or of all runs, with those of their actions."""
     listing, store = Listing(opened), opened.handle.store
 
     def newest(one: Run) -> dict[str, float]:
-        last = one.handle.log.newest_commit
-        return {"newest_s": one.handle.log.put_times()[last.number] if last else -math.inf}
+        times, last = one.handle.log.put_times(), one.handle.log.newest_commit
+        # Behind a snapshot or a note that slot was not read: it is no newer than the newest one.
+        return {"newest_s": times[last.number] if last else max(times.values(), default=-math.inf)}
 
     def read(name: str) -> list[tuple[int, str, int, Commit]]:
         log = RunLog(store, name)
@@ -141,7 +144,7 @@ def _acts(
         return nlargest(limit + 1, ((x.time_ms, name, x.n, x) for x in chosen if x.actions))
 
     if run is None:
-        times = listing.summaries(newest, 1, kind="times")
+        times = listing.summaries(newest, 2, kind="times")
         names = [name for name, one in times.items() if one["newest_s"] >= since_s]
     else:
         names = [log_of(opened, run).run_id]

@@ -34,7 +34,7 @@ from holdfast.registry.values import DigestField, Field, Record, canonical
 #: Of so few runs each log is asked: the listings would take as many requests.
 _FEW = 3
 #: The bytes of notes that are read, at most, for each run that would have to be opened otherwise.
-_BYTES_FOR_A_RUN = 256 * 2**10
+_BYTES_FOR_A_RUN = 64 * 2**10
 
 _T = TypeVar("_T")
 
@@ -74,7 +74,8 @@ class NotedLog(RunLog):
         self._end: LogEnd | None = LogEnd.unchecked(
             run=seen.run, slots=seen.slots, size_bytes=0, sealed=seen.sealed, notes=notes
         )
-        # No text has these bytes: in one, a quotation mark is escaped.
+        # No text has these bytes: in one, a quotation mark is escaped. Nor has a dict with keys of
+        # users, whose values are no lists, true or false.
         self._run = held[held.index(b',"run":') + len(b',"run":') : -1]
         if held.startswith(start := b'{"author":'):
             author = held[len(start) : held.index(b',"packs":')]
@@ -94,6 +95,8 @@ class NotedLog(RunLog):
             at = line.rindex(b'"places":[')
             line = b"{" + line[end + 2 : at] + line[line.index(b'],"pool":', at) + 2 :]
         fields = canonical.parse(line, where=self.run_id)
+        if not isinstance(fields, dict):
+            raise Malformed("a note without a run", where=self.run_id)
         found = RecentRun.of(fields | {"floor": LAST, "older": kept, "parts": []})
         if not is_coherent(found):
             raise Malformed("a note that contradicts itself", where=self.run_id)
@@ -113,8 +116,12 @@ class NotedLog(RunLog):
 
     def open(self, *, check_head: bool = True) -> RunManifest:
         """Read the log itself."""
-        self._end = None
-        return super().open(check_head=check_head)
+        end, self._end = self._end, None
+        try:
+            return super().open(check_head=check_head)
+        except BaseException:
+            self._end = end
+            raise
 
     def refresh(self) -> RunManifest:
         """Read the log itself to the head."""
@@ -135,7 +142,10 @@ class Seals:
     """
 
     def __init__(self, store: Store, ends: Iterable[LogEnd], runs: int, unknown: int = 0) -> None:
-        """List what tells of the runs that ended so and of `unknown` ones, if `runs` is enough."""
+        """List markers and notes, unless only few runs are asked for.
+
+        Of `runs` runs those in `ends` ended so when they were read, and `unknown` were never read.
+        """
         self._store = store
         self.newest: int | None = None
         self._announced: set[str] | None = None

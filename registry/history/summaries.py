@@ -72,7 +72,11 @@ class Summaries:
         self.unasked = 0  # how many runs that were
 
     def read(
-        self, names: Sequence[str], make: Callable[..., Made], *, max_age_s: float = 0
+        self,
+        names: Sequence[str],
+        make: Callable[[str, RunLog | None], Made],
+        *,
+        max_age_s: float = 0,
     ) -> dict[str, Any]:
         """Return the content for each run, in this order; `make(name, log)` describes one.
 

@@ -21,7 +21,7 @@ _FORMS: Mapping[Kind, re.Pattern[str]] = {
     "info": re.compile(rf"/api/models{_REPO}(?:/revision{_REF})?"),
     "tree": re.compile(rf"/api/models{_REPO}/tree{_REF}(?:/(?P<path>.*))?"),
     "paths-info": re.compile(rf"/api/models{_REPO}/paths-info{_REF}"),
-    "file": re.compile(rf"(?!/api/models/){_REPO}/resolve/(?P<revision>[^/]+)/(?P<path>.+)"),
+    "file": re.compile(rf"(?!/api/models/){_REPO}/resolve{_REF}/(?P<path>.+)"),
 }
 
 

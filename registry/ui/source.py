@@ -143,20 +143,24 @@ class Source:
         """
         until = None if within_s is None else time.monotonic() + within_s
         with self._lock:
+            noting = {one: self._noting[one] for one in names if one in self._noting}
+        # What other calls note may be older than this one: it counts as known.
+        _, late = wait(noting.values(), timeout=within_s)
+        with self._lock:
             known = {**self._noted, **self._runs}
             ends = [self._ends[one] for one in names if one in self._ends and one in known]
             unknown = [one for one in names if one not in known and one not in self._noting]
         seals = Seals(self.registry.handle.store, ends, len(names), len(unknown))
         reading = self.begin(lambda: self._read_notes(seals, unknown))
         with self._lock:
-            self._noting |= dict.fromkeys(unknown, reading)
-            noting = {one: self._noting[one] for one in names if one in self._noting}
-        _, late = wait(noting.values(), timeout=within_s)  # after an error the runs are opened
+            self._noting |= (own := dict.fromkeys(unknown, reading))
+        noting |= own
+        late |= wait([reading], until and max(0, until - time.monotonic())).not_done
         with self._lock:
             self._ends |= (quiet := seals.quiet(ends))
             kept = {one: known[one] for one in quiet}
-            # What was noted since this call began is as new as what this call would open.
-            kept |= {one: self._noted[one] for one in names if one in self._noted.keys() - known}
+            # After an error the runs are opened.
+            kept |= {one: self._noted[one] for one in unknown if one in self._noted}
         futures = {
             name: self._begin(name, seals.newest)
             for name in names

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Generic, TypeVar
 from weakref import finalize
 
-from holdfast.registry.errors import StoreFull
+from holdfast.registry.errors import StorageError
 
 _BEGIN = """
 PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -16384;
@@ -39,7 +39,7 @@ class Shelf(Generic[_V]):
 
     def get(self, name: str) -> _V | None:
         """Return a value; `None` if there is none of this name."""
-        with self._lock:
+        with self._lock, space():
             rows: list[tuple[_V]] = self._db.execute(_GET, (name,)).fetchall()
         return rows[0][0] if rows else None
 
@@ -48,10 +48,13 @@ class Shelf(Generic[_V]):
 
     def __iter__(self) -> Iterator[str]:
         """Yield all names in order; nothing may be put meanwhile."""
-        return (name for (name,) in self._db.execute("SELECT name FROM shelf ORDER BY name"))
+        with space():
+            for (name,) in self._db.execute("SELECT name FROM shelf ORDER BY name"):
+                yield name
 
     def __len__(self) -> int:
-        count: int = self._db.execute("SELECT COUNT(*) FROM shelf").fetchone()[0]
+        with space():
+            count: int = self._db.execute("SELECT COUNT(*) FROM shelf").fetchone()[0]
         return count
 
 
@@ -60,6 +63,11 @@ def space() -> Iterator[None]:
     """Say what to do if a temporary database finds no space."""
     try:
         yield
-    except sqlite3.OperationalError as error:
-        hint = "Set TMPDIR to a folder with more space."
-        raise StoreFull("no temporary file can be written", found=error, hint=hint) from error
+    except sqlite3.Error as error:
+        raise no_room(error) from error
+
+
+def no_room(error: Exception) -> StorageError:
+    """Return the error for a temporary file that failed; the store itself is not full."""
+    hint = "Set TMPDIR to a folder with more space."
+    return StorageError("a temporary file cannot be written", found=error, hint=hint)

@@ -15,10 +15,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from holdfast.registry.errors import StoreFull
 from holdfast.registry.objects import RECORD_BYTES, ObjectKey
 from holdfast.registry.upkeep.gc_report import Tally
 from holdfast.registry.upkeep.shards import Shard
+from holdfast.registry.upkeep.shelf import no_room
 
 #: Rows that are kept in memory before they go to a file, and that are sorted at once.
 _ROWS = 2**17
@@ -113,8 +113,7 @@ class SortedRows:
             self._file.write(rows[order].tobytes())
             self._file.flush()
         except OSError as error:
-            hint = "Set TMPDIR to a folder with more space."
-            raise StoreFull("no temporary file can be written", found=error, hint=hint) from error
+            raise no_room(error) from error
         for part, end in enumerate(map(int, ends)):
             if end > begun:
                 place = start + begun * self._dtype.itemsize

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from threading import Event
 from typing import Any
 
 import pytest
 
 from holdfast import Monitor, Retention
 from holdfast.backends.wrappers import Call, Metered
+from holdfast.registry.cli.history_listing import newest_commits
 from holdfast.registry.cli.listing import Listing
 from holdfast.registry.cli.run_listing import FORM, summary
+from holdfast.registry.errors import StoreUnavailable
 from holdfast.registry.face.factory import open_on
+from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.seals import NotedLog, Seals
 from holdfast.registry.ui.pages.names import read_names
 from holdfast.registry.ui.pages.runs import list_runs
@@ -146,6 +151,37 @@ def test_a_page_of_one_run_reads_its_log_and_a_later_look_finds_what_changed(
         assert rows["plain"].words == (*first["plain"].words, "tags/late")
 
 
+def test_the_newest_commits_of_runs_that_notes_tell(collected: Scratch) -> None:
+    with look(collected) as fresh:
+        answer = newest_commits(fresh.registry, None, 0.0, lambda _: True, 1000)
+        assert {row["run"] for row in answer.document()} == {*SEALED, *ACTIVE}  # type: ignore[attr-defined]
+
+
+def test_a_look_shows_no_run_as_it_was_when_another_look_began(
+    collected: Scratch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, read = collected.copy(), Seals.noted
+    has_read, may_end = Event(), Event()
+
+    def slow(seals: Seals, names: Collection[str], make: Callable[[NotedLog], Any]) -> Any:
+        found = read(seals, names, make)
+        has_read.set()
+        assert may_end.wait(60)
+        return found
+
+    with look(backend) as fresh, ThreadPoolExecutor() as pool:
+        monkeypatch.setattr(Seals, "noted", slow)
+        early = pool.submit(fresh.source.runs, SEALED)
+        assert has_read.wait(60)
+        with opened(backend) as reg:
+            reg.run("plain").pins.tags.set("late", reg.run("plain").checkpoints()[0])
+        late = pool.submit(fresh.source.runs, SEALED)
+        wait([late], timeout=0.2)  # until it waits for the other
+        may_end.set()
+        assert "late" not in early.result().runs["plain"].manifest.tags
+        assert "late" in late.result().runs["plain"].manifest.tags
+
+
 def test_the_run_of_a_note_is_the_run_of_its_log(collected: Scratch) -> None:
     with look(collected) as fresh, opened(collected) as reg:
         for name, noted in fresh.source.runs(SEALED).runs.items():
@@ -180,3 +216,21 @@ def test_what_goes_on_from_a_note_reads_the_log_first(collected: Scratch, act: s
         else:
             assert run.history.manifest().commits == there.commits - 1
         assert open_on(backend).verify(deep=True).ok
+
+
+def test_a_log_that_could_not_be_read_stays_noted(
+    collected: Scratch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with look(collected.copy()) as fresh:
+        run = fresh.source.runs(SEALED).runs["long"]
+
+        def away(*_: object, **__: object) -> None:
+            raise StoreUnavailable("away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RunLog, "open", away)
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable):
+                    run.refresh()
+        assert run.handle.log.end(None) is not None
+        assert run.refresh().manifest == fresh.registry.run("long").manifest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -312,6 +313,18 @@ def test_a_note_that_does_not_say_what_it_should_costs_time_only(
     assert sorted(found.noted if is_used else found.opened) == MANY
     assert (found.asked, found.commits) == ({*MANY}, commits(sealed))
     assert [row["steps"] for row in found.rows.values()] == [[1]] * len(MANY)
+
+
+def test_a_note_whose_run_is_no_object_costs_time_only(
+    sealed: Path, forget: Callable[[], None]
+) -> None:
+    (table,) = (sealed / "notes").iterdir()
+    content = unwrap_frame(table.read_bytes(), where="")
+    odd = re.sub(rb',"run":\{.*\}$', b',"run":[{"x":[],"commits":1}]}', content, flags=re.MULTILINE)
+    assert odd.count(b"[{") == len(MANY)
+    table.write_bytes(wrap_frame(odd))
+    forget()
+    assert sorted(Listing(sealed).opened) == MANY
 
 
 def _foreign(place: Path) -> None:

@@ -14,7 +14,7 @@ from holdfast import Retention
 from holdfast.backends import Backend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash
-from holdfast.registry.errors import MissingObject, StoreFull
+from holdfast.registry.errors import MissingObject, StorageError
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.upkeep.gc import collect
 from holdfast.registry.upkeep.repacking import catalog, execution, runs
@@ -181,7 +181,7 @@ def test_a_disk_without_space_for_the_database_is_told(two_runs, monkeypatch):
     backend = copied(two_runs)
     before = contents(backend)
     monkeypatch.setattr(catalog, "_TABLES", catalog._TABLES + "PRAGMA max_page_count = 6;")
-    with pytest.raises(StoreFull, match="temporary file") as caught:
+    with pytest.raises(StorageError, match="temporary file") as caught:
         repacked(backend)
     assert "TMPDIR" in caught.value.hint
     assert contents(backend) == before

@@ -15,7 +15,7 @@ from holdfast import Retention, Storing
 from holdfast.backends import ObjectInfo
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.wrappers import Metered
-from holdfast.registry.errors import Damaged, Malformed, MissingObject, StoreFull
+from holdfast.registry.errors import Damaged, Malformed, MissingObject, StorageError
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.face.registry import Registry
 from holdfast.registry.history.actions import Evict, Eviction
@@ -408,7 +408,7 @@ def test_no_run_is_blamed_for_a_full_temporary_folder(run, reg, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(sorted_rows.tempfile, "TemporaryFile", full)
-    with pytest.raises(StoreFull, match=r"temporary file.*No space left.*TMPDIR"):
+    with pytest.raises(StorageError, match=r"temporary file.*No space left.*TMPDIR"):
         in_few_rows(reg, 1, 0)
     assert measure(reg.handle.store).damaged == {}  # few rows need no file
 
