@@ -85,7 +85,7 @@ def test_death_at_each_event_of_a_save(
     "an entry was carried by a process that died",
     "an entry is in the log when its slot is composed",
 )
-@pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_death_at_each_call_of_carrying(
     after: bool, every: int, tmp_path: Path, by_hand: None

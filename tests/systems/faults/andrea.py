@@ -197,7 +197,7 @@ FAULTS: Table = (
         Mutant(
             "two runs have no different configurations",
             "registry.comparing.branches",
-            "_configs",
+            "compare_configs",
             always(()),
         ),
         {ANDREA: ("test_two_branches_from_one_checkpoint_are_compared",)},
