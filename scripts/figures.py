@@ -72,8 +72,8 @@ same rounds. So the ratios count: seconds and rates belong to this machine and t
 what x takes divided by what y takes: below 1, x is faster or smaller. The goals are for scale 1 on
 a machine that does nothing else: `save_load`, `blocked` and `lazy_slice` always run at scale 1. At
 a smaller scale states are small, so that what a save or a load costs at any size weighs more; and
-other jobs disturb most what uses several threads. Goals marked ! are missed in this
-run. `sh scripts/bench` makes this page on your machine.
+other jobs disturb most what uses several threads. Goals marked ! are missed
+in this run. `sh scripts/bench` makes this page on your machine.
 """
 
 
