@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from holdfast.backends import Backend
@@ -130,12 +131,13 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
         transport: Library that moves the bytes of S3: `boto3`, `s3fs`, which is slower, or
             `obstore`, which is faster for small objects and leaves the others to boto3.
         follow_moved: Open the place that the registry has moved to (`Registry.freeze`), if it has,
-            with none of the options that are given here. A place that names a server is refused:
-            credentials of the environment would be sent there.
+            and from there on, with none of the options that are given here. A place that names a
+            server is refused: credentials of the environment would be sent there.
 
     Raises:
         NotFound: There is no registry.
         Conflict: It is not the expected registry, or not the one that was here before.
+        InvalidLocation: It has moved to a place that is not followed, or in a circle.
         StoreUnavailable: It cannot be reached, and no run of the journal was trained there.
         UnsupportedFormat: It was made by a newer Holdfast.
     """
@@ -163,17 +165,18 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
         known=_known(None if read_only else chosen),
     )
     registry = _signing(Registry(store, chosen), sign)
-    moved_to = registry.moved_to if follow_moved else None
-    if not moved_to:
+    if not follow_moved:
         return registry
-    registry.close()
-    return open(
-        check_followed(moved_to),
-        read_only=read_only,
-        cache=cache,
-        remember=remember,
-        journal=journal,
-        sign=sign,
+    return _followed(
+        registry,
+        partial(
+            open,
+            read_only=read_only,
+            cache=cache,
+            remember=remember,
+            journal=journal,
+            sign=sign,
+        ),
     )
 
 
@@ -184,6 +187,22 @@ def _journal(given: str | os.PathLike[str] | Journal | None) -> Journal | None:
     from holdfast.registry.saving.journal import choose_journal
 
     return choose_journal(given)
+
+
+def _followed(registry: Registry, reopen: Callable[[str], Registry]) -> Registry:
+    """Return the registry at the end of all moves."""
+    places: set[str] = set()
+    while moved_to := registry.moved_to:
+        registry.close()
+        if moved_to in places:
+            raise InvalidLocation(
+                "registries have moved in a circle",
+                where=moved_to,
+                hint="Open the one that is in use by its own URL, without `follow_moved`.",
+            )
+        places.add(moved_to)
+        registry = reopen(check_followed(moved_to))
+    return registry
 
 
 def check_followed(moved_to: str) -> str:

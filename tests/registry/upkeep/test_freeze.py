@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
@@ -172,6 +173,39 @@ def test_who_opens_it_follows_only_if_asked_and_takes_no_option_along(tmp_path, 
             first.freeze(place)
         with pytest.raises(InvalidLocation, match="Open that place yourself"):
             holdfast.open(old, follow_moved=True)
+
+
+def _moved(*places) -> list[str]:
+    """Make registries of which each has moved to the next; return their ids."""
+    ids = []
+    for place in places:
+        with holdfast.init(place) as reg:
+            ids.append(reg.id)
+    for old, new in itertools.pairwise(places):
+        with holdfast.open(old) as reg:
+            reg.freeze(str(new))
+    return ids
+
+
+def test_a_registry_that_moved_twice_is_followed_to_the_end(tmp_path):
+    places = [tmp_path / name for name in ("first", "second", "third")]
+    ids = _moved(*places)
+    with holdfast.open(places[0], follow_moved=True) as goes:
+        assert goes.id == ids[2]
+    # Each place is checked, not only the first.
+    with holdfast.open(places[2]) as third:
+        third.freeze("memory://elsewhere")
+    with pytest.raises(InvalidLocation, match="Open that place yourself"):
+        holdfast.open(places[0], follow_moved=True)
+
+
+def test_registries_that_moved_in_a_circle_are_not_followed_for_ever(tmp_path):
+    places = [tmp_path / name for name in ("first", "second", "third")]
+    _moved(*places)
+    with holdfast.open(places[2]) as third:
+        third.freeze(str(places[1]))
+    with pytest.raises(InvalidLocation, match="moved in a circle"):
+        holdfast.open(places[0], follow_moved=True)
 
 
 def test_a_registry_moves_to_a_bucket_while_training_goes_on(tmp_path, moto_url):
