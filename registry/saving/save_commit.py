@@ -144,6 +144,7 @@ class SaveCommit(NewCommit):
     ) -> Sequence[Written]:
         """Write the states that are made of a state and its companions; return all states."""
         writer, known = self._writer, self._same_step(run)
+        self._thinned = PlacedThinnings()  # those of an earlier attempt do not count
         if known is not None and known.manifest == main.state.manifest.digest:
             self.written = WrittenSave(main, companions, repeats=True)
             return self.written.states

@@ -115,6 +115,20 @@ def test_each_save_thins_by_the_policy_of_its_run(reg, backend):
     assert reg.verify(deep=True).ok
 
 
+def test_a_save_that_another_machine_was_faster_with_thins_nothing(reg, backend):
+    spec = RunSpec(monitors=[LOSS], retention=Retention(last=2, best=1, then=["model", "progress"]))
+    run = several(reg, 4, preset=spec)
+    hooked = Hooked(backend)
+    with opened(hooked) as other:
+        slower = other.run("run")
+        save = partial(run.exchange.push, state(5), step=5, metrics={"loss": 5.0})
+        hooked.before = Once("runs/run/log/", save, "put_if_absent")
+        again = slower.exchange.push(state(5), step=5, metrics={"loss": 5.0})
+    assert hooked.before.done
+    assert again.digest == run.latest().digest
+    assert thinned_steps(reg.run("run")) == [2, 3]
+
+
 def test_a_save_that_cannot_thin_keeps_the_checkpoint_whole_and_says_so_once(reg, caplog):
     run = several(reg, 4, preset=RunSpec(retention=Retention(last=1, then=["modle"])))
     assert thinned_steps(run) == []
