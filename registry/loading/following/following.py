@@ -158,7 +158,7 @@ class Following(Iterator[Checkpoint]):
             return None
         exchange = ready.exchange
         if not is_fresh:
-            exchange = self._model.prepare(exchange.ref, exchange.base, exchange)
+            exchange = self._prepare(ready.checkpoint, exchange)
         self._model.put(exchange)
         self._n, self.current = ready.n, ready.checkpoint
         self.moved_bytes = exchange.moved_bytes
@@ -195,14 +195,14 @@ class Following(Iterator[Checkpoint]):
     def _is_known(self, record: CheckpointRecord | None) -> bool:
         return record is not None and (self._end is None or record.n < self._end)
 
-    def _prepare(self, checkpoint: Checkpoint) -> Exchange:
+    def _prepare(self, checkpoint: Checkpoint, before: Exchange | None = None) -> Exchange:
         reader = checkpoint.handle.reader
+        base = reader.base() if before is None else before.base
         while True:
-            base = reader.base()
             try:
-                return self._model.prepare(checkpoint.ref, base)
+                return self._model.prepare(checkpoint.ref, base, before)
             except MissingObject:
                 self._log.refresh()
                 if reader.place == base.place:
                     raise
-                # A repack has moved it.
+                base = reader.base()  # a repack has moved it

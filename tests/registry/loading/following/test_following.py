@@ -745,6 +745,20 @@ def test_what_is_repacked_while_it_is_read_is_found(world: World, reg) -> None:
     assert torch.equal(model["w"], weights(1))
 
 
+def test_what_is_repacked_before_it_is_put_in_is_found(world: World, reg) -> None:
+    model = {"w": torch.zeros(5000)}
+    following = world.follow(model, component="model")
+    world.run.save({"other": {"w": weights(3)}}, step=1)
+    world.run.save(state(weights(1)), step=2)
+    model["w"].copy_(weights(1))  # so nothing is fetched
+    assert following.fetch().step == 2
+    assert reg.repack().packs_written
+    reg.gc(grace_s=0)
+    model["w"].add_(1)
+    assert following.swap().step == 2
+    assert torch.equal(model["w"], weights(1))
+
+
 def test_followers_write_nothing_and_know_nothing_of_each_other(world: World) -> None:
     models = [{"w": torch.zeros(5000)} for _ in range(2)]
     following = [world.follow(model, component="model") for model in models]
