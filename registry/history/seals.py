@@ -177,6 +177,10 @@ class Seals:
         """Return how the logs of runs end to which nobody can have committed, by run."""
         return {one.run: one.changed(notes=self.newest) for one in ends if self._is_quiet(one)}
 
+    def is_announced(self, name: str) -> bool:
+        """Return whether a marker says that somebody may have committed to a sealed run."""
+        return self._announced is not None and name in self._announced
+
     def noted(self, names: Collection[str], make: Callable[[NotedLog], _T]) -> dict[str, _T]:
         """Return what `make` makes of the runs that nobody has changed since they were noted.
 

@@ -159,6 +159,8 @@ class Source:
         with self._lock:
             self._ends |= (quiet := seals.quiet(ends))
             kept = {one: known[one] for one in quiet}
+        for name in filter(seals.is_announced, unknown):  # no note tells these
+            self._begin(name, seals.newest)
             # After an error the runs are opened.
             kept |= {one: self._noted[one] for one in unknown if one in self._noted}
         futures = {

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast import Monitor, Retention
-from holdfast.backends.wrappers import Call, Metered
+from holdfast.backends.wrappers import Call, Metered, Wrapper
 from holdfast.registry.cli.history_listing import newest_commits
 from holdfast.registry.cli.listing import Listing
 from holdfast.registry.cli.run_listing import FORM, summary
@@ -23,6 +23,7 @@ from holdfast.registry.history.seals import NotedLog, Seals
 from holdfast.registry.ui.pages.names import read_names
 from holdfast.registry.ui.pages.runs import list_runs
 from holdfast.registry.ui.source import Source
+from tests.registry.ui.sources import source_of
 from tests.support.states import small_state
 from tests.support.stores import Scratch, kind_of, new_backend, opened
 
@@ -180,6 +181,24 @@ def test_a_look_shows_no_run_as_it_was_when_another_look_began(
         may_end.set()
         assert "late" not in early.result().runs["plain"].manifest.tags
         assert "late" in late.result().runs["plain"].manifest.tags
+
+
+def test_announced_runs_are_opened_while_notes_are_read(collected: Scratch) -> None:
+    is_open, early = Event(), list[bool]()
+
+    class Slow(Wrapper):
+        """Answers for notes only when an announced run was asked for, or after a while."""
+
+        def get(self, key: str, *rest: Any, **how: Any) -> bytes:
+            if key.startswith(f"runs/{ACTIVE[0]}/"):
+                is_open.set()
+            if kind_of(key) == "notes":
+                early.append(is_open.wait(10))
+            return self.inner.get(key, *rest, **how)
+
+    with source_of(Slow(collected)) as source:
+        assert set(source.runs([*SEALED, *ACTIVE]).runs) == {*SEALED, *ACTIVE}
+    assert early == [True]
 
 
 def test_the_run_of_a_note_is_the_run_of_its_log(collected: Scratch) -> None:

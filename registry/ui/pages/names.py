@@ -45,7 +45,7 @@ def read_names(source: Source, *, within_s: float | None = None) -> NamesPage:
         kept = opened.runs[name].manifest.by_n
         for one in found.found if found else ():
             at = None if one.pin is None else one.pin.checkpoint
-            rows.append((one, step_ref(kept[at]) if at in kept else ""))
+            rows.append((one, step_ref(kept[at]) if at is not None and at in kept else ""))
     rows.sort(
         key=lambda row: (("release", "tag", "label").index(row[0].kind), -(row[0].time_ms or 0))
     )
