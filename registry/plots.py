@@ -299,7 +299,7 @@ class Curves:
             best = None
             for monitored in self._monitors(phase):
                 if name in (monitored.label, monitored.metric):
-                    found = self._run.best(monitored, phase)
+                    found = self._run.own_best(monitored, phase)
                     best = points.get(found.n) if found is not None else None
             several = len(self._by_phase) > 1
             yield Curve(name, phase_segment(phase) if several else "", [*points.values()], best)

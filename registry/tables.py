@@ -31,7 +31,7 @@ from holdfast.registry.store import Store
 from holdfast.registry.values import Filter
 
 #: Form of the kept fields of a run; raise it with `RUN_COLUMNS` and `run_fields`.
-_FORM = 5
+_FORM = 6
 #: `time` is `timestamp[us, tz=UTC]`.
 Type = Literal["bool", "int64", "float64", "string", "time"]
 _INT64 = range(-(2**63), 2**63)
@@ -157,7 +157,7 @@ RUN_COLUMNS = (
     Column("latest_step", "int64", "step of the latest checkpoint"),
     Column("latest_time", "time", "when that was saved, by the trainer's clock"),
     Column("monitor", "string", "the metric, or sum of metrics, that decides the best"),
-    Column("best", "float64", "the best value of the monitor"),
+    Column("best", "float64", "the best value of the monitor; of a fork among its own checkpoints"),
     Column("best_step", "int64", "step of the checkpoint that has it"),
     Column("owner", "string", "its owner, by default the user who created it"),
     Column("project", "string", "what it belongs to"),
@@ -264,8 +264,7 @@ def run_fields(
         columns = _row(run) | ({"owner": log.owner()} if with_owner else {})
     except RegistryError as error:
         return damaged_fields(run.run_id, error)
-    monitor = next(iter(run.monitors), None)
-    shown = run.latest() if monitor is None else run.best(monitor)
+    shown = run.own_best() if run.monitors else run.latest()
     metrics = {} if shown is None else dict(shown.metrics)
     config = {key: one for key, one in config_of(run).items() if not isinstance(one, list)}
     return {
@@ -326,8 +325,7 @@ def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
 
 def _row(run: RunManifest) -> dict[str, object]:
     created, live, latest = run.created, run.live(), run.latest()
-    monitor = next(iter(run.monitors), None)
-    best = None if monitor is None else run.best(monitor)
+    monitor, best = next(iter(run.monitors), None), run.own_best()
     return {
         "run": run.run_id,
         "status": run.shown_status if run.dropped is None else "dropped",

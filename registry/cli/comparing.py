@@ -252,7 +252,7 @@ def _differing(each: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
 
 def _best(run: RunManifest) -> dict[str, Any]:
     """Return the best checkpoint of a run by its first monitor, or its newest one."""
-    one = next((run.best(monitor) for monitor in run.monitors), None) or run.latest()
+    one = run.own_best() or run.latest()
     return {"ref": one and ref(run.run_id, one), "metrics": one.metrics if one else {}}
 
 

@@ -53,7 +53,7 @@ _LS = (
 _BESTS = (*map(Column, ("run", "ref", "metric", "mode")), *numbers("step"))
 _BESTS += numbers("value", text=number)
 #: Form of `summary`; raise it whenever that or `run_json` makes something else.
-FORM = 9
+FORM = 10
 
 
 @command(reads, table=True)
@@ -225,7 +225,7 @@ def run_json(run: Run, forks: list[str] | None, damage: Damage | None = None) ->
     manifest, damage = run.manifest, damage or Damage.of(run.handle.store)
     created, latest, writer = manifest.created, manifest.latest(), manifest.writer
     backlog = run.backlog()
-    bests = [(monitor, manifest.best(monitor)) for monitor in manifest.monitors]
+    bests = [(one, manifest.own_best(one), manifest.best(one)) for one in manifest.monitors]
     return {
         "run": run.id,
         "status": manifest.status,
@@ -250,12 +250,17 @@ def run_json(run: Run, forks: list[str] | None, damage: Damage | None = None) ->
         "evicted": manifest.evicted_count,
         "latest": ref(run.id, latest) if latest else None,
         "total_steps": created and created.total_steps,
-        "best": {one.metric: ref(run.id, best) if best else None for one, best in bests},
+        "best": {one.metric: ref(run.id, best) if best else None for one, best, _ in bests},
         "best_values": {
-            one.metric: one.measured(best.metrics) if best else None for one, best in bests
+            one.metric: one.measured(best.metrics) if best else None for one, best, _ in bests
         },
-        "best_steps": {one.metric: best.step if best else None for one, best in bests},
-        "best_step": next((best.step for _, best in bests[:1] if best), None),
+        "best_steps": {one.metric: best.step if best else None for one, best, _ in bests},
+        "best_step": next((best.step for _, best, _ in bests[:1] if best), None),
+        "inherited": {
+            one.metric: one.measured(found.metrics)
+            for one, best, found in bests
+            if found is not None and found is not best
+        },
         "tags": {name: ref(run.id, manifest.by_n[n]) for name, n in sorted(manifest.tags.items())},
         "gates": {pin.name: source(run, pin.checkpoint) for pin in manifest.pins_of("gate")},
         "releases": [pin.name for pin in manifest.pins_of("release")],

@@ -26,7 +26,7 @@ def run_html(run: RunManifest) -> str:
         "checkpoints": f"{len(live):,}, {size(sum(one.size_bytes for one in live))}",
         "evicted": run.evicted_count or None,
         "superseded": run.superseded_count or None,
-        **{f"best {one.label}": _best(run.best(one)) for one in run.monitors},
+        **{f"best {one.label}": _best(run.own_best(one)) for one in run.monitors},
         **{f"{kind}s": _names(run, kind) for kind in ("gate", "release", "artifact", "tag")},
         "held": "; ".join(f"{hold_ref(run, one)} {hold_in_words(one)}" for one in run.holds or ()),
         "streams": ", ".join(one.name for one in run.streams[: markup.MOST_ROWS]),

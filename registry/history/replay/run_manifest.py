@@ -411,12 +411,20 @@ class RunManifest(Record):
         found = self.bests[key]
         return None if found is None or self.dropped is not None else self.by_n[found[1]]
 
-    def own_best(self, monitor: Monitor) -> CheckpointRecord | None:
-        """Return the best checkpoint among those that the run did not inherit as a fork."""
-        best, parent = self.best(monitor), None if self.created is None else self.created.parent
-        if parent is None or best is None or best.manifest != parent.checkpoint:
+    def own_best(
+        self, monitor: Monitor | None = None, phase: str | None = None
+    ) -> CheckpointRecord | None:
+        """Return the best checkpoint among those that the run did not inherit as a fork.
+
+        Lists, tables and pages show this one as the best of a run. Default: by its first monitor;
+        `None` without any.
+        """
+        monitor = monitor or next(iter(self.monitors), None)
+        best = None if monitor is None else self.best(monitor, phase)
+        parent = None if self.created is None else self.created.parent
+        if monitor is None or parent is None or not best or best.manifest != parent.checkpoint:
             return best
-        rated = [one for one in self.rated(monitor) if one[2].manifest != parent.checkpoint]
+        rated = [one for one in self.rated(monitor, phase) if one[2].manifest != parent.checkpoint]
         return min(rated)[2] if rated else None
 
     def _compared(self, phase: str | None) -> str | None:

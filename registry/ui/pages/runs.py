@@ -284,8 +284,7 @@ def marked_row(row: RunRow, damage: Damage) -> RunRow:
 def row_of(run: RunManifest) -> RunRow:
     """Return a run as a row."""
     heard, latest = last_heard(run, now_ms()), run.latest()
-    monitor = monitor_of(run)
-    best = run.own_best(run.monitors[0]) if run.monitors else None
+    monitor, best = monitor_of(run), run.own_best()
     shared = run.best(run.monitors[0]) if run.monitors else None
     live = run.live()
     return RunRow(

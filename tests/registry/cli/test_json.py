@@ -16,7 +16,7 @@ RUN = {
     *("run", "status", "created", "seed", "config", "config_hash", "environment", "monitors"),
     *("checkpoints", "superseded", "latest", "best", "tags", "writer", "commits", "head"),
     *("evicted", "gates", "releases", "artifacts", "streams", "pool"),
-    *("best_values", "best_steps", "best_step", "total_steps"),
+    *("best_values", "best_steps", "inherited", "best_step", "total_steps"),
     *("owner", "project", "labels", "holds", "notes", "merged_from"),
     "phases",
     "dropped",

@@ -97,6 +97,40 @@ def test_the_best_of_many_runs_never_mixes_monitors(
     assert {one["run"] for one in call_json("ls", "s-[ab]")} == {"s-a", "s-b"}
 
 
+def test_a_fork_has_its_own_best_in_every_list(
+    call: Call, call_json: CallJson, damaged: Path, url: str
+) -> None:
+    with holdfast.open(url) as opened:
+        loss = holdfast.Monitor(metric="loss", mode="min")
+        run = opened.create_run("lists", monitor=loss)
+        run.save({"w": np.zeros(2)}, step=1, metrics={"loss": 0.5})
+        fork = opened.fork("lists/best", "lists-later")
+        fork.save({"w": np.ones(2)}, step=2, metrics={"loss": 0.75})
+        opened.fork("lists/best", "lists-untrained")
+        fields = {row["run"]: row for row in opened.runs_table(where="name~lists").to_pylist()}
+        assert [one.name for one in run.history.plot().data] == ["loss", "best loss"]
+        (star,) = (one for one in fork.history.plot().data if one.name == "best loss")
+        assert (list(star.x), list(star.y)) == ([2], [0.75])
+        assert "lists-later/main/step00000002" not in fork._repr_html_()
+        assert "main/step00000002" in fork._repr_html_().split("best loss")[1][:60]
+    rows = {row["run"]: row for row in call_json("run", "ls", "--where", "name~lists")}
+    for name, value, step in (("lists", 0.5, 1), ("lists-later", 0.75, 2)):
+        assert (fields[name]["best"], fields[name]["best_step"]) == (value, step)
+        assert (rows[name]["best_values"], rows[name]["best_step"]) == ({"loss": value}, step)
+        assert rows[name]["best"] == {"loss": f"{name}/main/step{step:08d}"}
+    assert [rows[name]["inherited"] for name in ("lists", "lists-later")] == [
+        *({}, {"loss": 0.5})
+    ]
+    assert fields["lists-untrained"]["best"] is None
+    assert rows["lists-untrained"]["best_values"] == {"loss": None}
+    assert rows["lists-untrained"]["inherited"] == {"loss": 0.5}
+    found = call("run", "ls", "--where", "best=0.5 or metrics.loss=0.5", "--columns", "run").stdout
+    assert found.split() == ["run", "lists"]
+    shown = {row["run"]: row["metrics"] for row in call_json("diff", "--runs", "lists*")}
+    assert shown["lists-later"] == {"loss": 0.75}
+    assert call_json("show", "lists-later/best")["metrics"] == {"loss": 0.5}  # a name, no list
+
+
 def test_run_ls_shows_the_runs_that_fit(call: Call, call_json: CallJson, damaged: Path) -> None:
     said = call("run", "ls", "--where", "name~DEM or name=also", "-n", "2", "--since", "1h")
     assert [line.split()[0] for line in said.stdout.splitlines()[1:]] == ["also", "demo"]
