@@ -220,8 +220,9 @@ def _ranked(opened: Registry, names: list[str], metric: str) -> Answer:
     found = opened.rank_config(by, runs=names)
     rows = [asdict(one) for one in found.keys]
     others = ", ".join(f"{key} ({why})" for key, why in found.unranked.items())
+    about = {**picked(by, "metric mode"), **picked(found, "runs unlike unranked")}
     return Answer(
-        lambda: {**picked(by, "metric mode"), **picked(found, "runs unranked"), "keys": rows},
+        lambda: {**about, "keys": rows},
         lambda: [Table(_RANKS, rows, none="no key of the configurations varies"), "", *found.about],
         [f"not ranked: {others}"] if others else (),
         damaged=found.damaged,

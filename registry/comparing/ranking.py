@@ -69,6 +69,7 @@ class Ranking:
         runs: How many have a finite value of it.
         keys: The keys that vary, the strongest first.
         unranked: Other keys that vary, each with the reason.
+        unlike: Names of the runs among them that are forks, or lack keys, where most are not so.
         damaged: Runs that could not be read, each with its error.
     """
 
@@ -76,6 +77,7 @@ class Ranking:
     runs: int
     keys: tuple[KeyRank, ...]
     unranked: Mapping[str, str]
+    unlike: tuple[str, ...] = ()
     damaged: Mapping[str, RegistryError] = field(default_factory=dict)
 
     @property
@@ -83,9 +85,12 @@ class Ranking:
         """How to read it, in sentences."""
         humps = ", ".join(one.key for one in self.keys if one.is_hump)
         together = (", ".join((one.key, *one.confounded)) for one in self.keys if one.confounded)
+        n, names = len(self.unlike), abridged(self.unlike, ", ")
+        those = f"{n} of them {'is a fork or lacks' if n == 1 else 'are forks or lack'} keys"
+        unlike = f"{those} that most have: {names}. " if n else ""
         return (
             f"{self.runs} runs, each with its best {self.monitor.label} ({self.monitor.mode}). "
-            "Nothing here says that a key is the cause.",
+            f"{unlike}Nothing here says that a key is the cause.",
             "Strength: the share of its differences that goes with a key, each key alone: together "
             "they may pass 100 %; chance: how often shuffled values are as strong; best: the value "
             "or range with the best mean.",
@@ -130,7 +135,19 @@ def rank_config(
             else:
                 ranked[pattern] = one
     keys = sorted(ranked.values(), key=lambda one: (-one.strength, one.chance))
-    return Ranking(by, len(known), tuple(keys), unranked, damaged or {})
+    unlike = _unlike([run for run, _ in known], configs)
+    return Ranking(by, len(known), tuple(keys), unranked, unlike, damaged or {})
+
+
+def _unlike(runs: Sequence[RunManifest], configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the runs that lack a key that most have, or are forks where most are not."""
+    made = [
+        {*one, *([] if run.created and run.created.parent else [None])}
+        for run, one in zip(runs, configs, strict=True)
+    ]
+    counts = Counter(trait for one in made for trait in one)
+    usual = {trait for trait, n in counts.items() if 2 * n > len(runs)}
+    return tuple(run.run_id for run, one in zip(runs, made, strict=True) if usual - one)
 
 
 def _numbers(column: Sequence[Any]) -> Any:

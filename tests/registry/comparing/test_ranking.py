@@ -116,11 +116,18 @@ def test_a_run_counts_with_its_own_best(reg: Registry) -> None:
         fork.save({"w": np.full(2, step)}, step=step, metrics={"loss": loss})
     (found,) = reg.rank_config().keys
     assert (found.runs, found.correlation) == (7, pytest.approx(1.0))
+    ranking = reg.rank_config()
+    assert ranking.unlike == ("fork",)
+    assert "7 runs, each with its best loss (min). 1 of them is a fork or" in ranking.about[0]
     high = Monitor(metric="loss", mode="max")
     (best,) = reg.rank_config(high, runs=["fork", *reg.run_names()]).keys
     assert isinstance(best, KeyRank)
     assert (best.runs, best.best) == (7, "3 to 99")
     assert best.best_mean == pytest.approx((4 + 5 + 6 + 9) / 4)
+    other = reg.create_run("merge", monitor=LOSS, config={"of": 2})
+    other.save({"w": np.zeros(2)}, step=1, metrics={"loss": 0.5})
+    assert reg.rank_config().unlike == ("fork", "merge")
+    assert reg.rank_config(runs=[name for name in reg.run_names() if "s" in name]).unlike == ()
 
 
 def test_too_few_runs_and_no_monitor_are_refused(reg: Registry) -> None:
