@@ -51,6 +51,11 @@ class Opened:
     failed: dict[str, RegistryError]  # the errors of unreadable runs, by name
     pending: tuple[str, ...]  # runs that were not read in time; reading continues
 
+    def only(self, names: Sequence[str]) -> Opened:
+        """Return one result for some of the runs; what is pending may be among them."""
+        runs, failed = ({n: one[n] for n in names if n in one} for one in (self.runs, self.failed))
+        return Opened(runs, failed, self.pending)
+
     def joined(self, other: Opened) -> Opened:
         """Return one result for these runs and those of another batch."""
         return Opened(
@@ -154,13 +159,13 @@ class Source:
         reading = self.begin(lambda: self._read_notes(seals, unknown))
         with self._lock:
             self._noting |= (own := dict.fromkeys(unknown, reading))
+        for name in filter(seals.is_announced, unknown):  # no note tells these
+            self._begin(name, seals.newest)
         noting |= own
         late |= wait([reading], until and max(0, until - time.monotonic())).not_done
         with self._lock:
             self._ends |= (quiet := seals.quiet(ends))
             kept = {one: known[one] for one in quiet}
-        for name in filter(seals.is_announced, unknown):  # no note tells these
-            self._begin(name, seals.newest)
             # After an error the runs are opened.
             kept |= {one: self._noted[one] for one in unknown if one in self._noted}
         futures = {

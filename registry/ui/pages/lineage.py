@@ -12,7 +12,7 @@ from holdfast.registry.history import MERGE, decode_or_keep, step_ref
 from holdfast.registry.history.replay import CheckpointRecord, PhaseRecord, RunManifest
 from holdfast.registry.ui.pages.runs import BIRTHS_UNASKED, newest_first
 from holdfast.registry.ui.pages.view import Asked, Shown, Trouble, View, trouble_of
-from holdfast.registry.ui.source import FRESH_S, Source
+from holdfast.registry.ui.source import FRESH_S, Opened, Source
 
 #: Maximum number of runs in one graph.
 MOST_RUNS = 50
@@ -65,6 +65,7 @@ class Lineage:
     runs: tuple[str, ...]
     alone: int  # runs that were read and are not in it: none was made from them, nor they from one
     others: int  # further runs of the registry that are not in it
+    is_searched: bool  # whether merges were looked for in all other runs
     pending: int  # runs of it that are still being read
     #: Runs whose first commits were not read: a fork of a run in the graph may be among them.
     unread: int
@@ -75,7 +76,7 @@ def read_lineage(
     source: Source,
     wanted: Sequence[str] = (),
     *,
-    reads_births: bool = False,
+    reads_all: bool = False,
     within_s: float | None = None,
 ) -> Lineage:
     """Return the graph of some runs, their ancestors and descendants, and the sources of merges.
@@ -83,26 +84,32 @@ def read_lineage(
     Of more than one run, those without a relation are left out.
 
     One listing; opening each run of the graph; and the first commit of each other run, one request
-    each and once only, unless there are more than `BIRTHS_UNASKED` unread ones.
+    each and once only, unless there are more than `BIRTHS_UNASKED` unread ones. For one run all
+    runs are opened, if they are at most `MOST_RUNS`: a merge does not begin with its sources.
     """
     until = None if within_s is None else time.monotonic() + within_s
     names = source.names(max_age_s=0 if within_s is None else FRESH_S)
     chosen = (list(wanted) or newest_first(source, names))[:MOST_RUNS]
-    first = source.runs(chosen, within_s)
+    is_searched = len(wanted) == 1 and (len(names) <= MOST_RUNS or reads_all)
+    first = source.runs(names if is_searched else chosen, within_s)
     unread = source.unread_births(names)
-    if len(unread) <= BIRTHS_UNASKED or reads_births:
+    if len(unread) <= BIRTHS_UNASKED or reads_all:
         source.births(names)
         unread = []
     # The parent of a run that is still being read is known later.
     known = {*names} - {*unread} - {*first.pending} | {*first.failed}
     family = _family(source, chosen, known, {*names})[:MOST_RUNS]
     left = None if until is None else max(0.0, until - time.monotonic())
-    opened = first.joined(source.runs([name for name in family if name not in {*chosen}], left))
+    if is_searched:
+        family = _with_merges(first, family)[:MOST_RUNS]
+        opened = first.only(family)
+    else:
+        opened = first.joined(source.runs([name for name in family if name not in {*chosen}], left))
     every = [row for run in opened.runs.values() for row in _rows(run.manifest)]
     # The runs that were merged, or gave a warm start, are known only now.
     sources = dict.fromkeys(one.run for row in every for one in row.origins)
     more = [name for name in sources if name in {*names} - {*family}][: MOST_RUNS - len(family)]
-    if more:
+    if more and not is_searched:
         others = source.runs(more, left)
         opened = opened.joined(others)
         every += [row for run in others.runs.values() for row in _rows(run.manifest)]
@@ -120,10 +127,24 @@ def read_lineage(
         runs=tuple(name for name in opened.runs if name in related),
         alone=sum(name not in related for name in opened.runs),
         others=len(names) - len(family) - len(more),
+        is_searched=is_searched,
         pending=len(opened.pending),
         unread=len(unread),
         troubles=tuple(trouble_of(error) for error in opened.failed.values()),
     )
+
+
+def _with_merges(opened: Opened, family: Sequence[str]) -> list[str]:
+    """Return a family with the runs that merges and warm starts made from it, and their sources."""
+    origins = {
+        name: {one.run for row in _rows(run.manifest) for one in row.origins} & {*opened.runs}
+        for name, run in opened.runs.items()
+    }
+    found = dict.fromkeys(family)
+    while more := {name for name in origins if origins[name] & {*found}} - {*found}:
+        found |= dict.fromkeys(sorted(more))
+    found |= dict.fromkeys(origin for name in [*found] for origin in origins.get(name, ()))
+    return list(found)
 
 
 def _family(source: Source, chosen: Sequence[str], known: set[str], names: set[str]) -> list[str]:
@@ -294,8 +315,8 @@ def _of_run(source: Source, asked: Asked) -> Shown:
 def _shown(
     source: Source, asked: Asked, title: str, runs: Sequence[str], run: str | None = None
 ) -> Shown:
-    reads_births = asked.text("all") == "1"
-    found = read_lineage(source, runs, reads_births=reads_births, within_s=asked.within_s)
+    reads_all = asked.text("all") == "1"
+    found = read_lineage(source, runs, reads_all=reads_all, within_s=asked.within_s)
     return Shown(title, found, troubles=found.troubles, is_partial=found.pending > 0, run=run)
 
 

@@ -172,12 +172,21 @@ def test_side_by_side_reads_the_logs_of_its_runs_alone(asking: Asking) -> None:
     assert asking.asked() == Counter({"get log": 2})
 
 
-def test_lineage_reads_first_commits_and_opens_the_family(asking: Asking) -> None:
+def test_lineage_reads_first_commits_and_opens_the_family(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.registry.ui.pages.lineage.MOST_RUNS", 2)
     found = read_lineage(asking.source, ["three"])
     assert set(found.runs) == {"one", "three"}
     opening = _OPENING["one"] + _OPENING["three"]
     # Runs that are open tell their beginnings.
     assert asking.asked() == opening + Counter({"list runs": 1, "get log": len(_SLOTS) - 1})
+
+
+def test_lineage_of_a_run_opens_few_others_to_find_merges(asking: Asking) -> None:
+    found = read_lineage(asking.source, ["three"])
+    assert (set(found.runs), found.others) == ({"one", "three"}, 1)
+    assert asking.asked() == sum(_OPENING.values(), Counter({"list runs": 1}))
 
 
 @pytest.fixture(scope="module")
