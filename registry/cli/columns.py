@@ -10,6 +10,7 @@ import csv
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -76,7 +77,10 @@ class Table:
         sorts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.rows = list(rows)
-        self.columns = [one for column in columns for one in _spread(column, self.rows, first)]
+        found = [one for column in columns for one in _spread(column, self.rows, first)]
+        names = Counter(one.name for one in found)
+        # Such as a key of the configuration and a metric of one name.
+        self.columns = [replace(one, name=one.key) if names[one.name] > 1 else one for one in found]
         self.none = none
         self.is_main = is_main
         self.sorts = sorts  # the field by which the rows are sorted, for names where it is another

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -14,10 +15,10 @@ from holdfast.registry.spec import Retention
 from holdfast.registry.store import Store
 from holdfast.registry.upkeep.usage import measure
 
-#: Each way with its command, in the order in which states are counted.
+#: Each way with its command, in the order in which states are counted; RUN stands for a run.
 WAYS = {
     "dropped runs, after the delay of drops": "holdfast gc",
-    "failed runs without pins and holds": "holdfast run rm RUN --reason TEXT",
+    "failed runs without pins and holds": "holdfast run rm RUN --reason failed",
     "checkpoints that policies evict": "holdfast prune '*'",
     "older checkpoints of runs without a policy": "holdfast prune RUN --last 1",
     "objects that nothing needs, after the grace": "holdfast gc",
@@ -35,7 +36,7 @@ class Freeing:
     runs: tuple[str, ...]  # the runs that have it, by name; empty where it belongs to none
     states: int  # the checkpoints and other states that go
     freed_bytes: int  # bytes that nothing else needs
-    command: str
+    command: str  # for a shell, with the names of the runs
 
 
 def ways_to_free(
@@ -58,22 +59,28 @@ def ways_to_free(
         return way if ref in going or way in {_DROPPED, _FAILED} else ""
 
     usage = measure(store, executor=executor, by=way_of)
-    found = [
-        Freeing(
-            one.run,
-            tuple(dict.fromkeys(state.ref.partition("/")[0] for state in one.states)),
-            len(one.states),
-            one.own_bytes,
-            WAYS[one.run],
-        )
-        for one in usage.runs
-        if one.run
-    ]
+    found = []
+    for one in usage.runs:
+        if one.run:
+            runs = tuple(dict.fromkeys(state.ref.partition("/")[0] for state in one.states))
+            command = _command(one.run, runs)
+            found.append(Freeing(one.run, runs, len(one.states), one.own_bytes, command))
     whole = {_OBJECTS: usage.unneeded_bytes, _CHUNKS: usage.dead_bytes}
     found += [Freeing(way, (), 0, size, WAYS[way]) for way, size in whole.items() if size]
     if usage.damaged:
         found = [one for one in found if one.what in {_FAILED, _OLDER}]
     return sorted(found, key=lambda one: list(WAYS).index(one.what)), usage.damaged
+
+
+def _command(way: str, runs: Sequence[str]) -> str:
+    """Return the command of a way for some runs, for a shell."""
+    command = WAYS[way]
+    if "RUN" not in command:
+        return command
+    if len(runs) == 1:
+        return command.replace("RUN", shlex.quote(runs[0]))
+    each = command.replace("RUN", '"$run"')
+    return f"for run in {shlex.join(runs)}; do {each}; done"
 
 
 def _plan(run: RunManifest, now_ms: int) -> tuple[str, frozenset[str]]:

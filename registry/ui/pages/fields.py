@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,12 +53,16 @@ def differing(rows: Sequence[Fields], most: int = _UNASKED) -> tuple[str, ...]:
     return tuple(name for name, values in found.items() if len(values) > 1)[:most]
 
 
-def heading(name: str) -> str:
-    """Return a field as the heading of a column: `lr`, `val/loss last`."""
+def heading(name: str, metrics: Collection[str] = ()) -> str:
+    """Return a field as the heading of a column: `lr`, `val/loss last`.
+
+    A key of the configuration that one of these metrics is called, too, says that it is one.
+    """
     for beginning, kind in METRIC_KINDS.items():
         if name.startswith(beginning):
             return f"{name.removeprefix(beginning)} {kind}"
-    return name.removeprefix(CONFIG)
+    key = name.removeprefix(CONFIG)
+    return f"{key} (config)" if key in metrics else key
 
 
 def text_of(value: object) -> str:
@@ -91,13 +95,14 @@ def space_of(
     names = [
         name for name in names if any(_axis_value(one.get(name)) is not None for _, one in rows)
     ]
-    labels = {"best": f"best {best}", "latest_step": "latest step"}
+    labels = {name: heading(name, known.metrics) for name in names}
+    labels |= {"best": f"best {best}", "latest_step": "latest step"}
     return tuple(names), {
         "best": best and "best",
         "axes": [*config[:6], *(["best"] if best else [])],
         "x": names[0] if names else "",
         "y": next((name for name in names if name in ("best", *kinds)), "latest_step"),
-        "fields": [{"name": name, "label": labels.get(name, heading(name))} for name in names],
+        "fields": [{"name": name, "label": labels[name]} for name in names],
         "runs": [
             {"name": run, "values": {name: _axis_value(fields.get(name)) for name in names}}
             for run, fields in rows

@@ -355,7 +355,7 @@ def _facts(opened: Run, chronicle: Chronicle) -> Iterable[tuple[str, str]]:
         yield _NAMED[one.kind], f"{one.name}{by}"
     yield "preset", run.spec.name
     yield "monitors", ", ".join(f"{one.label} ({one.mode})" for one in run.monitors)
-    yield "seed", f"0x{created.seed}" if created else ""
+    yield "master seed", f"0x{created.seed}" if created else ""
     if created is not None and created.parent is not None:
         parent = created.parent
         yield "forked from", parent_ref(parent)

@@ -256,7 +256,7 @@ def _settings(run: RunManifest) -> Mapping[str, Any]:
     found = {
         "preset": run.spec.name,
         "monitors": ", ".join(f"{one.label} ({one.mode})" for one in run.monitors),
-        "seed": f"0x{created.seed}" if created else "",
+        "master seed": f"0x{created.seed}" if created else "",
         "forked from": origin,
         "input hash": created.input_hash if created else None,
     }

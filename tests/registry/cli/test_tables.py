@@ -222,7 +222,7 @@ def test_metrics_with_dots_and_of_the_name_of_a_column() -> None:
     table = Table(
         [*numbers("step"), metrics], [{"step": 1, "metrics": {"a.b": 2, "step": 3}}, {"step": 4}]
     )
-    assert plain(table) == ["step  a.b  step", "   1    2     3", "   4"]
+    assert plain(table) == ["step  a.b  metrics.step", "   1    2             3", "   4"]
     assert [one.key for one in View(["step", "metrics.step"]).of(table).columns] == [
         *("step", "metrics.step")
     ]

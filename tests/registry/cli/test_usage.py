@@ -104,7 +104,8 @@ def test_what_can_be_deleted_and_by_which_command(
     ways = {one["what"]: one for one in call_json("du", "--free")}
     sizes = {one["run"]: one for one in call_json("du")["runs"]}
     older = ways.pop("older checkpoints of runs without a policy")
-    assert older["command"] == "holdfast prune RUN --last 1"
+    each = 'for run in old pinned; do holdfast prune "$run" --last 1; done'
+    assert older["command"] == each
     assert older["runs"] == ["old", "pinned"]  # of `demo` one is the newest, one the best
     assert older["states"] == 4
     states = {one["ref"]: one["own_bytes"] for run in sizes.values() for one in run["states"]}
@@ -114,7 +115,7 @@ def test_what_can_be_deleted_and_by_which_command(
     told = {one["command"]: (one["runs"], one["freed_bytes"]) for one in ways.values()}
     assert told == {
         "holdfast gc": (["gone"], sizes["gone"]["own_bytes"]),
-        "holdfast run rm RUN --reason TEXT": (["bad"], sizes["bad"]["own_bytes"]),
+        "holdfast run rm bad --reason failed": (["bad"], sizes["bad"]["own_bytes"]),
     }
     call("prune", "old", "--last", "1")
     last = call("du", "--free").stdout.splitlines()
@@ -137,7 +138,7 @@ def test_while_a_run_is_damaged_only_what_can_be_done_is_told(
     for slot in (Path(url) / "runs/bad/log").iterdir():
         slot.write_bytes(b"{")
     (way,) = call_json("du", "--free", status=6)
-    assert (way["runs"], way["command"]) == (["old"], "holdfast prune RUN --last 1")
+    assert (way["runs"], way["command"]) == (["old"], "holdfast prune old --last 1")
 
 
 def test_what_a_policy_would_evict_can_be_deleted(call_json: CallJson, url: str) -> None:

@@ -131,7 +131,8 @@ def test_damage_is_said_and_the_rest_is_shown(site: Sites, watched: Opened) -> N
     assert page.locator("#run-bytes tbody tr").all_inner_texts()[0].startswith("night-wide")
     text = page.locator("main").inner_text()
     assert "only damaged runs need count as unneeded" in text
-    assert "It would delete nothing: the reason is at the top" in text
+    assert "It would delete nothing: " in text
+    assert "the reason is at the top" not in text
     page.goto(f"{found.base}/compare-runs?run=night&run=night-wide")
     text = page.locator("main").inner_text()
     assert "Fewer than two of the chosen runs can be read." in text

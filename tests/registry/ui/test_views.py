@@ -292,10 +292,14 @@ def test_what_a_prune_by_the_own_policy_would_free(reg: Registry, source: Source
     assert "2 more failed-8 , failed-9 10 " in free
     assert re.search(r"together, at least 12 \d+\.\d KiB", free)
     assert free.count("Own and shared bytes of each run") == 2 + 1  # of the chart, its table
-    assert "holdfast prune RUN --last 1" in free
+    assert "holdfast prune plain --last 1" in free
+    assert "for run in failed-0 failed-1 " in free
+    assert 'do holdfast run rm "$run" --reason failed; done' in free
     unplanned = shown(source, "/storage?prune=plain")
     assert "keeps everything" in unplanned
-    assert "No plan : the reason is at the top of this page" in unplanned
+    told = unplanned.partition("What a prune would evict")[2]
+    assert "No plan : plain: the run has no retention policy: it keeps everything" in told
+    assert "Say how many of the last or best checkpoints to keep." in told
     for number in ("x", "-1", "0" * 12 + "9" * 5000):
         said = shown(source, f"/storage?prune=plain&last={number}", status=400)
         assert "not a number for this page" in said
