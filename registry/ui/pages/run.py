@@ -6,15 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any
 
 from holdfast.registry.curation import names_of
-from holdfast.registry.curation.streams import LOG, SAMPLES, each_step_once, read_segments
-from holdfast.registry.errors import BeyondLimit, IntegrityError, UnsupportedFormat
+from holdfast.registry.errors import IntegrityError, UnsupportedFormat
 from holdfast.registry.face import Run
 from holdfast.registry.history import (
-    MAX_STEP,
     actions,
     decode_or_keep,
     format_time,
@@ -28,14 +24,12 @@ from holdfast.registry.history.replay import (
     CheckpointRecord,
     Note,
     RunManifest,
-    Segment,
-    StreamRecord,
 )
-from holdfast.registry.plots import numbers_by_key
 from holdfast.registry.saving.loop import waited_share
 from holdfast.registry.ui.charts import Chart, Curve, Mark, Point, curves
 from holdfast.registry.ui.pages.events import MAX_AGE_S, Event, Fork, read_events, read_forks
 from holdfast.registry.ui.pages.runs import RunRow, marked_row, row_of
+from holdfast.registry.ui.pages.streams import StreamShown, read_streams
 from holdfast.registry.ui.pages.timeline import CheckpointRow, read_rows, timeline
 from holdfast.registry.ui.pages.view import (
     MOST_CHARTS,
@@ -49,101 +43,12 @@ from holdfast.registry.ui.pages.view import (
     saved_of,
     trouble_of,
 )
-from holdfast.registry.ui.samples import Pictures, Sample, samples_of
 from holdfast.registry.ui.source import Chronicle, Source
 from holdfast.registry.upkeep import Damage
 from holdfast.registry.values import number
 
-#: Segments that are read unless the user asks for more; each costs two or three requests.
-SEGMENTS_UNASKED = 16
-#: Maximum bytes of each of them: pictures can be large.
-SEGMENT_UNASKED_BYTES = 32 * 2**20
-#: Segments of logged texts and pictures that are read unless the user asks for all of them.
-_NEWEST = 3
 #: Headings of names.
 _NAMED = {"release": "in production", "tag": "tag", "label": "label"}
-#: Maximum number of fields with a chart.
-_MOST_FIELDS = 6
-
-
-@dataclass(frozen=True, slots=True)
-class StreamShown:
-    """A stream."""
-
-    name: str
-    lifetime: str  # `forever` or `resettable`
-    count: int  # entries that it holds
-    archives: int  # number of its archives
-    segments: int  # segments that reading it fetches
-    is_read: bool  # whether it was read
-    charts: tuple[Chart, ...] = ()  # a chart for each field of numbers
-    samples: tuple[Sample, ...] = ()  # its newest texts and pictures, the newest first
-    trouble: Trouble | None = None  # why it could not be read
-
-
-def read_streams(run: Run, wanted: Sequence[str], pictures: Pictures) -> Iterator[StreamShown]:
-    """Yield the streams of a run; only small and wanted streams are read."""
-    left = SEGMENTS_UNASKED
-    for record in run.manifest.streams:
-        is_wanted = record.name in wanted
-        segments = record.segments
-        if record.name == SAMPLES and not is_wanted:
-            segments = segments[-_NEWEST:]
-        if is_wanted or len(segments) <= left:
-            left -= len(segments)
-            most = None if is_wanted else SEGMENT_UNASKED_BYTES
-            yield _read(run, record, segments, pictures, most)
-        else:
-            yield _shown(record)
-
-
-def _shown(
-    record: StreamRecord,
-    *,
-    is_read: bool = False,
-    charts: tuple[Chart, ...] = (),
-    samples: tuple[Sample, ...] = (),
-    trouble: Trouble | None = None,
-) -> StreamShown:
-    return StreamShown(
-        record.name,
-        record.lifetime,
-        record.count,
-        len(record.archives),
-        len(record.segments),
-        is_read,
-        charts,
-        samples,
-        trouble,
-    )
-
-
-def _read(
-    run: Run,
-    record: StreamRecord,
-    segments: Sequence[Segment],
-    pictures: Pictures,
-    most_bytes: int | None,
-) -> StreamShown:
-    writer = run.handle.committer.writer
-    try:
-        entries = read_segments(writer, record.name, segments, 0, MAX_STEP, most_bytes=most_bytes)
-        if record.name in (LOG, SAMPLES):
-            entries = each_step_once(entries)
-    except BeyondLimit as error:
-        return _shown(record, trouble=None if most_bytes else trouble_of(error))
-    except IntegrityError as error:
-        return _shown(record, trouble=trouble_of(error))
-    charts = tuple(_stream_charts(record.name, entries))
-    samples = tuple(samples_of(entries, pictures))
-    is_read = len(segments) == len(record.segments)
-    return _shown(record, is_read=is_read, charts=charts, samples=samples)
-
-
-def _stream_charts(name: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
-    for field, numbers in islice(numbers_by_key(entries).items(), _MOST_FIELDS):
-        points = tuple(Point(step, None, value) for step, value in numbers)
-        yield curves(f"{name}: {field}" if field != name else name, [Curve(field, points)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.registry.comparing import Ranking, rank_config
+from holdfast.registry.curation.streams import SAMPLES
 from holdfast.registry.errors import InvalidInput
+from holdfast.registry.face import Run
 from holdfast.registry.history import config_by_path, json_ready, parent_ref
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.ui.charts import (
@@ -40,6 +42,7 @@ from holdfast.registry.ui.pages.runs import (
     read_fields,
     row_of,
 )
+from holdfast.registry.ui.pages.streams import logged_curves, segments_of
 from holdfast.registry.ui.pages.view import (
     MOST_CHARTS,
     Asked,
@@ -89,6 +92,8 @@ class SideBySide:
     #: `MOST_CHARTS`.
     charts: tuple[Chart, ...]
     metrics: int  # number of such metrics
+    logged: tuple[Chart, ...]  # the same of the fields of those streams that were asked for
+    streams: Mapping[str, int]  # the streams of the runs, each with the segments to read
     single: tuple[ValueRow, ...]  # metrics with at most one value in each run
     settings: tuple[ValueRow, ...]  # seed, preset, origin and the like
     config: tuple[ValueRow, ...]  # values of the configurations that differ
@@ -111,12 +116,14 @@ def compare_runs(
     metric: str = "",
     columns: Sequence[str] | None = None,
     group: str = "",
+    streams: Sequence[str] = (),
     within_s: float | None = None,
 ) -> SideBySide:
     """Return some runs side by side: the requests of opening them.
 
     And one for each slot of the log of a run that evicted checkpoints, once: it has their metrics.
-    With `group` the charts have the mean of the runs with each value of this field.
+    With `group` the charts have the mean of the runs with each value of this field. `streams` adds
+    charts of streams, for two or three requests a segment.
     """
     check_columns(columns or ())
     if len(names) > MOST_RUNS:
@@ -155,6 +162,7 @@ def compare_runs(
         [(row.name, {**row.fields, "best": row.best}) for row in rows],
         metrics.pop() if len(metrics) == 1 else "",
     )
+    logged = logged_curves(source, list(opened.runs.values()), streams, troubles)
     shown = rows if len(rows) <= _MOST_VALUES else ()
     groups = {name: text_of(one.get(group)) for name, one in fields.items()} if group else {}
     return SideBySide(
@@ -166,6 +174,12 @@ def compare_runs(
         fields=tuple(_fields_charts(axes, space)) if len(rows) > 1 and axes else (),
         charts=tuple(_charts(runs, saved, metric, curved, groups)),
         metrics=len(curved),
+        logged=tuple(
+            curves(title, list(_means(some, groups)) if groups else some)
+            for title, some in logged.items()
+            if metric.lower() in title.lower()
+        )[:MOST_CHARTS],
+        streams=_streams(opened.runs.values()),
         single=tuple(row for row in _value_rows(values) if row.name not in curved and shown),
         settings=tuple(_value_rows([_settings(run) for run in runs])) if shown else (),
         config=tuple(row for row in config if any(row.differs)) if shown else (),
@@ -175,6 +189,14 @@ def compare_runs(
         pending=sum(one.pending > 0 for one in chronicles.values()),
         troubles=tuple(dict.fromkeys(troubles)),
     )
+
+
+def _streams(runs: Iterable[Run]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for run in runs:
+        for one in run.manifest.streams:
+            found[one.name] += len(segments_of(run, one.name))
+    return {name: count for name, count in found.items() if name != SAMPLES}
 
 
 def _ranking(runs: Sequence[RunManifest]) -> Ranking | InvalidInput:
@@ -280,6 +302,7 @@ def _ask(source: Source, asked: Asked) -> Shown:
     )
     return Shown(
         title="Runs side by side",
+        streams=asked.texts("stream"),
         body=found,
         troubles=found.troubles,
         live={row.name: row.commits for row in found.rows if row.is_live},

@@ -191,6 +191,30 @@ def test_streams_are_read_as_curves(night: RunShown) -> None:
     assert chart.payload["curves"][0]["steps"][:3] == [1, 2, 3]
 
 
+def test_streams_of_several_runs_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
+    names = ["a", "b", "none"]
+    with holdfast.init(tmp_path / "reg", skip_race_probe=True) as reg:
+        for number, name in enumerate(names):
+            run = reg.create_run(name, config={"lr": number})
+            for step in range(1, 4 if name != "none" else 0):
+                run.log({"loss": number + 1 / step, "text": "x"}, step=step)
+            run.save(state(3), step=3)
+    with closing(Source.open(Address(tmp_path / "reg"))) as source:
+        found = compare_runs(source, names)
+        assert (found.logged, dict(found.streams)) == ((), {"log": 2})
+        found = compare_runs(source, names, streams=["log", "no such"])
+        (chart,) = found.logged
+        assert chart.title == "log: loss"
+        lines = {one["group"]: (one["steps"], one["values"]) for one in chart.payload["curves"]}
+        assert lines == {
+            "a": ([1, 2, 3], [1, 1 / 2, 1 / 3]),
+            "b": ([1, 2, 3], [2, 1 + 1 / 2, 1 + 1 / 3]),
+        }
+        (grouped,) = compare_runs(source, names, streams=["log"], group="config.lr").logged
+        assert [one["name"] for one in grouped.payload["curves"]] == ["0 (1)", "1 (1)"]
+        assert compare_runs(source, names, streams=["log"], metric="acc").logged == ()
+
+
 def test_side_by_side_shows_what_differs(source: Source) -> None:
     found = compare_runs(source, ["night", "night-wide"])
     config = {row.name: row for row in found.config}

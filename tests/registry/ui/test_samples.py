@@ -16,7 +16,7 @@ import holdfast
 from holdfast.registry.curation.streams import kind_of
 from holdfast.registry.ui import page as report
 from holdfast.registry.ui import samples
-from holdfast.registry.ui.pages import run as run_page
+from holdfast.registry.ui.pages import streams as run_page
 from holdfast.registry.ui.samples import Pictures, samples_of
 from tests.registry.ui.conftest import Site, served
 from tests.registry.ui.kinds import EVIL

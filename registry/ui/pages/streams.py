@@ -1,0 +1,144 @@
+"""The streams of runs as charts, texts and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from holdfast.registry.curation.streams import LOG, SAMPLES, each_step_once, read_segments
+from holdfast.registry.errors import BeyondLimit, IntegrityError
+from holdfast.registry.face import Run
+from holdfast.registry.history import MAX_STEP
+from holdfast.registry.history.replay import Segment, StreamRecord
+from holdfast.registry.plots import numbers_by_key
+from holdfast.registry.ui.charts import Chart, Curve, Point, curves, thinned
+from holdfast.registry.ui.pages.view import Trouble, tried, trouble_of
+from holdfast.registry.ui.samples import Pictures, Sample, samples_of
+from holdfast.registry.ui.source import Source
+
+#: Segments that are read unless the user asks for more; each costs two or three requests.
+SEGMENTS_UNASKED = 16
+#: Maximum bytes of each of them: pictures can be large.
+SEGMENT_UNASKED_BYTES = 32 * 2**20
+#: Segments of logged texts and pictures that are read unless the user asks for all of them.
+_NEWEST = 3
+#: Maximum number of fields with a chart.
+_MOST_FIELDS = 6
+#: Maximum number of points of a run in one chart of several runs.
+_MOST_POINTS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class StreamShown:
+    """A stream."""
+
+    name: str
+    lifetime: str  # `forever` or `resettable`
+    count: int  # entries that it holds
+    archives: int  # number of its archives
+    segments: int  # segments that reading it fetches
+    is_read: bool  # whether it was read
+    charts: tuple[Chart, ...] = ()  # a chart for each field of numbers
+    samples: tuple[Sample, ...] = ()  # its newest texts and pictures, the newest first
+    trouble: Trouble | None = None  # why it could not be read
+
+
+def read_streams(run: Run, wanted: Sequence[str], pictures: Pictures) -> Iterator[StreamShown]:
+    """Yield the streams of a run; only small and wanted streams are read."""
+    left = SEGMENTS_UNASKED
+    for record in run.manifest.streams:
+        is_wanted = record.name in wanted
+        segments = record.segments
+        if record.name == SAMPLES and not is_wanted:
+            segments = segments[-_NEWEST:]
+        if is_wanted or len(segments) <= left:
+            left -= len(segments)
+            most = None if is_wanted else SEGMENT_UNASKED_BYTES
+            yield _read(run, record, segments, pictures, most)
+        else:
+            yield _shown(record)
+
+
+def _shown(
+    record: StreamRecord,
+    *,
+    is_read: bool = False,
+    charts: tuple[Chart, ...] = (),
+    samples: tuple[Sample, ...] = (),
+    trouble: Trouble | None = None,
+) -> StreamShown:
+    return StreamShown(
+        record.name,
+        record.lifetime,
+        record.count,
+        len(record.archives),
+        len(record.segments),
+        is_read,
+        charts,
+        samples,
+        trouble,
+    )
+
+
+def _read(
+    run: Run,
+    record: StreamRecord,
+    segments: Sequence[Segment],
+    pictures: Pictures,
+    most_bytes: int | None,
+) -> StreamShown:
+    try:
+        entries = _entries(run, record.name, segments, most_bytes)
+    except BeyondLimit as error:
+        return _shown(record, trouble=None if most_bytes else trouble_of(error))
+    except IntegrityError as error:
+        return _shown(record, trouble=trouble_of(error))
+    charts = tuple(_stream_charts(record.name, entries))
+    samples = tuple(samples_of(entries, pictures))
+    is_read = len(segments) == len(record.segments)
+    return _shown(record, is_read=is_read, charts=charts, samples=samples)
+
+
+def _entries(
+    run: Run, name: str, segments: Sequence[Segment], most_bytes: int | None
+) -> Sequence[Mapping[str, Any]]:
+    writer = run.handle.committer.writer
+    entries = read_segments(writer, name, segments, 0, MAX_STEP, most_bytes=most_bytes)
+    return each_step_once(entries) if name in (LOG, SAMPLES) else entries
+
+
+def logged_curves(
+    source: Source, runs: Sequence[Run], wanted: Sequence[str], troubles: list[Trouble]
+) -> dict[str, list[Curve]]:
+    """Return a curve of each run for each field of numbers of some streams, by title.
+
+    Of each run and stream the newest `SEGMENTS_UNASKED` segments are read, several runs at once.
+    """
+    readings = [
+        (run.id, name, source.begin(partial(_entries, run, name, segments, SEGMENT_UNASKED_BYTES)))
+        for run in runs
+        for name in wanted
+        if (segments := segments_of(run, name))
+    ]
+    found: dict[str, list[Curve]] = {}
+    for run_id, name, reading in readings:
+        entries = tried(reading.result, troubles) or ()
+        for key, numbers in numbers_by_key(entries).items():
+            points = thinned([Point(step, None, value) for step, value in numbers], _MOST_POINTS)
+            found.setdefault(f"{name}: {key}", []).append(Curve(run_id, tuple(points), group=run_id))
+    return found
+
+
+def segments_of(run: Run, name: str) -> Sequence[Segment]:
+    """Return the segments of a stream that are read beside those of other runs."""
+    record = run.manifest.stream(name)
+    return () if record is None else record.segments[-SEGMENTS_UNASKED:]
+
+
+def _stream_charts(name: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:
+    for field, numbers in islice(numbers_by_key(entries).items(), _MOST_FIELDS):
+        points = tuple(Point(step, None, value) for step, value in numbers)
+        yield curves(f"{name}: {field}" if field != name else name, [Curve(field, points)])
