@@ -45,6 +45,7 @@ class Curve:
     group: str = ""
     #: The ends of a band around each point, such as a deviation; none in most curves.
     band: tuple[tuple[float, float], ...] = ()
+    began_ms: int | None = None  # when its run began; its axis can be the time since then
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +90,29 @@ def curves(
     *,
     counter: str = "step",
 ) -> Chart:
-    """Return the chart of some curves. The browser offers step or time, log scale, smoothing."""
+    """Return the chart of some curves. The browser offers step or times, log scale, smoothing."""
     rows = [
         (curve.name, point.step, _moment(point.time_ms), point.value)
         for curve in found
         for point in curve.points
     ]
     names = ", ".join(curve.name for curve in found[:8])
+    spans = (
+        point.time_ms - curve.began_ms
+        for curve in found
+        for point in curve.points
+        if curve.began_ms is not None and point.time_ms is not None
+    )
     payload = {
         "kind": "curves",
+        "span": max(spans, default=0),
         "counter": escape(counter),
         "curves": [
             {
                 "name": escape(curve.name),
                 "group": escape(curve.group or curve.name),
                 "faint": curve.is_faint,
+                "began": curve.began_ms,
                 **_columns(thinned(curve.points)),
                 **({"band": curve.band} if curve.band else {}),
             }

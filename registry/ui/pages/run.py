@@ -26,7 +26,7 @@ from holdfast.registry.history.replay import (
     RunManifest,
 )
 from holdfast.registry.saving.loop import waited_share
-from holdfast.registry.ui.charts import Chart, Curve, Mark, Point, curves
+from holdfast.registry.ui.charts import Chart, Mark, Point, curves
 from holdfast.registry.ui.pages.events import MAX_AGE_S, Event, Fork, read_events, read_forks
 from holdfast.registry.ui.pages.runs import RunRow, marked_row, row_of
 from holdfast.registry.ui.pages.streams import StreamShown, read_streams
@@ -179,9 +179,9 @@ def _charts(
     counter = "step" if run is None else run.spec.phase(run.phase or "").counter
     names = [one for one in metric_names(saved, first, matching=wanted) if counts[one] > 1]
     for metric in names[:MOST_CHARTS]:
-        found = curves_of(saved, metric)
+        found = curves_of(saved, metric, began_ms=None if run is None else run.created_ms)
         if len(found) == 1:
-            found = (Curve(metric, found[0].points, found[0].is_faint),)
+            found = (replace(found[0], name=metric),)
         best = None if run is None else _best(run, metric)
         marks = tuple(_marks(rows, metric))
         if run is None or best is None:

@@ -232,7 +232,11 @@ def _charts(
     names = [one for one in metric_names(every, first, matching=wanted) if one in curved]
     for metric in names[:MOST_CHARTS]:
         found = [
-            curve for name, ones in saved.items() for curve in curves_of(ones, metric, prefix=name)
+            curve
+            for run in runs
+            for curve in curves_of(
+                saved[run.run_id], metric, prefix=run.run_id, began_ms=run.created_ms
+            )
         ]
         yield curves(metric, list(_means(found, groups)) if groups else found)
 
@@ -298,11 +302,11 @@ def _ask(source: Source, asked: Asked) -> Shown:
         metric=asked.text("metric"),
         columns=columns_of(asked),
         group=asked.text("group"),
+        streams=asked.texts("stream"),
         within_s=asked.within_s,
     )
     return Shown(
         title="Runs side by side",
-        streams=asked.texts("stream"),
         body=found,
         troubles=found.troubles,
         live={row.name: row.commits for row in found.rows if row.is_live},

@@ -70,17 +70,21 @@
   // hidden or pinned, and which axes are drawn, are lists in the URL.
   const listed = (name) => (stated().get(name) ?? "").split(",").filter(Boolean).map(decodeURIComponent);
   const space = () => JSON.parse(document.querySelector("script[data-space]")?.textContent || "null");
-  const dark = () => matchMedia("(prefers-color-scheme: dark)").matches;
-  const hue = (index) => (index < 8 ? variable(`--c${index + 1}`) : `hsl(${Math.round(index * 137.5) % 360}, 55%, ${dark() ? 65 : 40}%)`);
-  // From blue through grey to orange, which all eyes tell apart.
-  function ramp(share) {
-    const parts = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
-    const [from, to] = share < 0.5 ? ["--high", "--mid-ramp"] : ["--mid-ramp", "--low"];
-    const [one, two] = [parts(variable(from)), parts(variable(to))];
-    const by = share < 0.5 ? 2 * share : 2 * share - 1;
+  function mixed(from, to, by) {
+    const [one, two] = [from, to].map((name) => [1, 3, 5].map((at) => parseInt(variable(name).slice(at, at + 2), 16)));
     return "#" + one.map((part, index) => Math.round(part + by * (two[index] - part)).toString(16).padStart(2, "0")).join("");
   }
-  const faded = (colour) => (colour.startsWith("#") ? colour + "33" : colour.replace("hsl", "hsla").replace(")", ", 0.2)"));
+  // From blue through grey to orange, which all eyes tell apart.
+  const ramp = (share) => (share < 0.5 ? mixed("--high", "--mid-ramp", 2 * share) : mixed("--mid-ramp", "--low", 2 * share - 1));
+  // Eight colours, all but the grey also darker and lighter; beyond these 22 the same with dashes
+  // and other symbols.
+  const DASHES = ["solid", "dash", "dashdot", "longdash", "longdashdot"]; // dots are of superseded values
+  const POINTS = ["circle", "square", "diamond", "triangle-up", "x"], SIGNS = ["●", "■", "◆", "▲", "✕"];
+  function look(index) {
+    const [tier, at] = [Math.floor(index / 22) % DASHES.length, index % 22];
+    const colour = at < 8 ? variable(`--c${at + 1}`) : mixed(`--c${((at - 8) % 7) + 1}`, at < 15 ? "--ink" : "--paper", at < 15 ? 0.5 : 0.45);
+    return { colour, dash: DASHES[tier], symbol: POINTS[tier], sign: SIGNS[tier] };
+  }
   function scale(values) {
     const present = values.filter((value) => value !== null && value !== undefined);
     if (present.every((value) => typeof value === "number")) {
@@ -96,20 +100,20 @@
   }
   function painter(known, by) {
     const order = known.runs.map((run) => run.name);
-    if (!known.fields.some((field) => field.name === by)) return (name) => hue(order.indexOf(name));
+    if (!known.fields.some((field) => field.name === by)) return (name) => look(order.indexOf(name));
     const values = new Map(known.runs.map((run) => [run.name, run.values[by]]));
     const found = scale([...values.values()]);
     return (name) => {
       const value = values.get(name);
-      if (value === null || value === undefined) return variable("--faint");
-      return found.isNumber ? ramp(found.share(value)) : hue(found.texts.indexOf(String(value)));
+      if (value === null || value === undefined) return { ...look(0), colour: variable("--faint") };
+      return found.isNumber ? { ...look(0), colour: ramp(found.share(value)) } : look(found.texts.indexOf(String(value)));
     };
   }
   function drawnRuns(known) {
     const [hidden, pinned] = [listed("hide"), listed("pin")];
-    const paint = painter(known, stated().get("color") || known.best);
+    const paint = painter(known, stated().get("color"));
     return known.runs.filter((run) => !hidden.includes(run.name)).map((run) => ({
-      ...run, isPinned: pinned.includes(run.name), colour: paint(run.name), fades: pinned.length > 0 && !pinned.includes(run.name),
+      ...run, ...paint(run.name), isPinned: pinned.includes(run.name), fades: pinned.length > 0 && !pinned.includes(run.name),
     }));
   }
   // At most three digits but for whole numbers: 0.000316116 is 3.16e-4.
@@ -128,13 +132,16 @@
       return {
         type: "scatter", mode: known.runs.length > 12 ? "lines" : "lines+markers", x: axes.map((_, index) => index), name: run.name, meta: run.name, showlegend: false,
         y: values.map((value, index) => (value === null ? null : scales[index].share(value))), opacity: run.fades ? 0.3 : 1,
-        line: { color: run.colour, width: run.isPinned ? 3.5 : 1.8 }, marker: { size: 5, color: run.colour },
+        line: { color: run.colour, dash: run.dash, width: run.isPinned ? 3.5 : 1.8 }, marker: { size: 5, color: run.colour, symbol: run.symbol },
         text: values.map((value, index) => `${safe(axes[index].label)}: ${safe(value)}`), hovertemplate: "%{text}<extra>%{fullData.name}</extra>",
       };
     });
+    // Where axes are close their names take turns in two lines, and texts are cut to the room there is.
+    const room = Math.max((Math.min(innerWidth, 1600) - 80) / Math.max(axes.length, 1), 24);
+    const cut = (text, width) => (text.length > Math.max(width / 7, 3) ? text.slice(0, Math.max(Math.floor(width / 7) - 1, 2)) + "…" : text);
     const notes = axes.flatMap((field, index) => [
-      { x: index, y: index % 2 && innerWidth < 720 ? 1.08 : 1.17, text: safe(field.label.length > 18 ? field.label.slice(0, 17) + "…" : field.label), showarrow: false, xanchor: index === 0 ? "left" : index === axes.length - 1 ? "right" : "center", font: { color: variable("--ink") } },
-      ...scales[index].ends.map(([share, text]) => ({ x: index, y: share, text: safe(short(text)), showarrow: false, xanchor: index === axes.length - 1 ? "right" : "left", xshift: index === axes.length - 1 ? -6 : 6, bgcolor: variable("--paper"), opacity: 0.85 })),
+      { x: index, y: index % 2 && room < 130 ? 1.08 : 1.17, text: safe(cut(field.label, Math.min(room < 130 ? 2 * room : room, 126))), showarrow: false, xanchor: index === 0 ? "left" : index === axes.length - 1 ? "right" : "center", font: { color: variable("--ink") } },
+      ...scales[index].ends.map(([share, text]) => ({ x: index, y: share, text: safe(cut(short(text), room)), showarrow: false, xanchor: index === axes.length - 1 ? "right" : "left", xshift: index === axes.length - 1 ? -6 : 6, bgcolor: variable("--paper"), opacity: 0.85 })),
     ]);
     return { data, layout: {
       annotations: notes, xaxis: { visible: false, range: [-0.25, axes.length - 0.75], fixedrange: true }, yaxis: { visible: false, range: [-0.06, 1.24], fixedrange: true },
@@ -152,9 +159,14 @@
     const text = (value) => (typeof value === "string" ? safe(value) : value ?? null);
     const data = drawnRuns(known).map((run) => ({
       type: "scatter", mode: "markers", x: [text(run.values[x])], y: [text(run.values[y])], name: run.name, meta: run.name, showlegend: false, opacity: run.fades ? 0.3 : 1,
-      marker: { size: run.isPinned ? 15 : 10, color: run.colour }, hovertemplate: "%{x}<br>%{y}<extra>%{fullData.name}</extra>",
+      marker: { size: run.isPinned ? 15 : 10, color: run.colour, symbol: run.symbol }, hovertemplate: "%{x}<br>%{y}<extra>%{fullData.name}</extra>",
     }));
     return { data, layout: { xaxis: side(x), yaxis: side(y), hovermode: "closest" } };
+  }
+  // One unit for all charts, since they share a zoom.
+  function unitOfSpans() {
+    const span = Math.max(...[...document.querySelectorAll("[data-span]")].map((plot) => Number(plot.dataset.span)));
+    return [["days", 864e5], ["hours", 36e5], ["minutes", 6e4]].find(([, ms]) => span >= 2 * ms) ?? ["seconds", 1e3];
   }
   const SYMBOLS = { best: "star", gate: "diamond", release: "star-diamond", fork: "triangle-up" };
 
@@ -163,7 +175,9 @@
     const hasTimes = payload.curves.every((curve) => curve.times.every((time) => time !== null));
     const byTime = asked.get("x") === "time" && hasTimes;
     const by = Math.min(Math.max(Number(asked.get("smooth")) || 0, 0), 0.99);
-    const along = (one) => (byTime ? one.times : one.steps);
+    const [unit, unitMs] = asked.get("x") === "since" && hasTimes && payload.span ? unitOfSpans() : [];
+    const since = (one) => one.times.map((time) => Math.max(0, time - (one.began ?? payload.curves[0].began)) / unitMs);
+    const along = (one) => (byTime ? one.times : unit ? since(one) : one.steps);
     const data = [];
     const [known, hidden] = [space(), listed("hide")];
     const paint = known && painter(known, asked.get("color"));
@@ -173,25 +187,26 @@
     // Over a few curves one box has all values, with the step or time as its heading.
     const isNamed = payload.curves.length > 1 && groups.length <= 12;
     const isUnified = isNamed && groups.length <= 6;
-    const where = byTime ? "%{x}" : "%{x:,d}";
+    const where = byTime ? "%{x}" : unit ? "%{x:.3~f} " + unit : "%{x:,d}";
     payload.curves.forEach((curve) => {
       if (hidden.includes(curve.group)) return;
       const index = groups.indexOf(curve.group);
       const isRun = known?.runs.some((run) => run.name === curve.group);
-      const colour = curve.faint ? variable("--faint") : isRun ? paint(curve.group) : hue(index);
+      const { colour, dash, symbol } = isRun ? paint(curve.group) : look(Math.max(index, 0));
+      const color = curve.faint ? variable("--faint") : colour;
       const key = curve.faint ? curve.name : curve.group;
       const few = curve.values.length <= 40 && groups.length <= 12;
       const line = {
         type: "scatter", x: along(curve), y: curve.values, name: told.has(key) || curve.faint ? curve.name : curve.group,
         legendgroup: key, showlegend: isNamed && !told.has(key), meta: curve.group,
-        mode: few ? "lines+markers" : "lines", line: { color: colour, width: pinned.includes(curve.group) ? 3.5 : 1.8, dash: curve.faint ? "dot" : "solid" },
-        marker: { size: 5, color: colour }, opacity: pinned.length && !pinned.includes(curve.group) ? 0.3 : 1,
+        mode: few ? "lines+markers" : "lines", line: { color, width: pinned.includes(curve.group) ? 3.5 : 1.8, dash: curve.faint ? "dot" : dash },
+        marker: { size: 5, color, symbol }, opacity: pinned.length && !pinned.includes(curve.group) ? 0.3 : 1,
         text: curve.values.map(() => curve.name), hovertemplate: (isUnified ? "" : where + ": ") + "%{y:.6g}<extra>%{text}</extra>",
       };
       told.add(key);
       if (curve.band) {
-        const edge = { type: "scatter", mode: "lines", x: line.x, meta: curve.group, legendgroup: key, line: { width: 0, color: colour }, hoverinfo: "skip", showlegend: false };
-        data.push({ ...edge, y: curve.band.map((ends) => ends[0]) }, { ...edge, y: curve.band.map((ends) => ends[1]), fill: "tonexty", fillcolor: faded(colour) });
+        const edge = { type: "scatter", mode: "lines", x: line.x, meta: curve.group, legendgroup: key, line: { width: 0, color }, hoverinfo: "skip", showlegend: false };
+        data.push({ ...edge, y: curve.band.map((ends) => ends[0]) }, { ...edge, y: curve.band.map((ends) => ends[1]), fill: "tonexty", fillcolor: color + "33" });
       }
       if (by > 0 && !curve.faint) {
         data.push({ ...line, opacity: 0.3, showlegend: false, hoverinfo: "skip", hovertemplate: undefined });
@@ -207,26 +222,34 @@
       });
     }
     const layout = {
-      xaxis: byTime ? { type: "date" } : { title: { text: payload.counter, standoff: 4 }, rangemode: "normal", hoverformat: ",d", tickformat: ",~f" },
+      xaxis: byTime ? { type: "date" } : unit ? { title: { text: unit + " since the run began", standoff: 4 }, hoverformat: ".3~f" } : { title: { text: payload.counter, standoff: 4 }, rangemode: "normal", hoverformat: ",d", tickformat: ",~f" },
       yaxis: { type: asked.get("log") === "1" ? "log" : "linear", fixedrange: true },
       showlegend: isNamed || payload.marks.length > 0,
       hovermode: isUnified ? "x unified" : "closest",
     };
-    zoom(data, layout, byTime);
-    return { data, layout };
+    return { data, layout, outside: fit(data, layout, byTime) };
   }
-  // All curves of a page share one stretch of steps or time; each shows the values within it whole.
-  function zoom(data, layout, byTime) {
+  // All curves of a page share one stretch of steps or time; each shows the values within it, but for
+  // a few that are so far away that most others would share a tenth of the height. Returns the words.
+  function fit(data, layout, byTime) {
     const range = listed("zoom").map((end) => (byTime ? end : Number(end)));
     for (const button of document.querySelectorAll("[data-reset]")) button.hidden = range.length !== 2;
-    if (range.length !== 2 || range.some((end) => !byTime && !Number.isFinite(end))) return;
-    const [first, last] = byTime ? range.map((end) => Date.parse(end.replace(" ", "T") + "Z")) : range;
-    const values = data.flatMap((one) => one.y.filter((value, index) => value !== null && one.x[index] >= first && one.x[index] <= last));
-    layout.xaxis.range = range;
-    if (!values.length) return;
-    const at = layout.yaxis.type === "log" ? Math.log10 : (value) => value;
-    const [low, high] = [at(Math.min(...values)), at(Math.max(...values))];
-    if (Number.isFinite(low)) layout.yaxis.range = [low - 0.06 * (high - low || 1), high + 0.06 * (high - low || 1)];
+    const isZoomed = range.length === 2 && range.every((end) => byTime || Number.isFinite(end));
+    const [first, last] = !isZoomed ? [-Infinity, Infinity] : byTime ? range.map((end) => Date.parse(end.replace(" ", "T") + "Z")) : range;
+    const within = (one) => one.y.filter((value, index) => value !== null && one.x[index] >= first && one.x[index] <= last);
+    const values = data.flatMap(within).sort((one, two) => one - two), isLog = layout.yaxis.type === "log";
+    const [low, high] = [values[Math.ceil(0.1 * (values.length - 1))], values[Math.floor(0.9 * (values.length - 1))]];
+    const far = high > low && !isLog && stated().get("full") !== "1" ? 10 * (high - low) : Infinity;
+    const isOutside = (value) => value < low - far || value > high + far;
+    const shown = values.filter((value) => !isOutside(value));
+    if (isZoomed) layout.xaxis.range = range;
+    if (!shown.length || (!isZoomed && shown.length === values.length)) return "";
+    const [bottom, top] = [shown[0], shown[shown.length - 1]].map((value) => (isLog ? Math.log10(value) : value));
+    if (Number.isFinite(bottom)) layout.yaxis.range = [bottom - 0.06 * (top - bottom || 1), top + 0.06 * (top - bottom || 1)];
+    const drawn = data.filter((one) => one.meta && one.hoverinfo !== "skip").flatMap(within), outside = drawn.filter(isOutside);
+    if (!outside.length) return "";
+    const farthest = outside.reduce((one, two) => (Math.abs(two) > Math.abs(one) ? two : one));
+    return `${outside.length} of ${drawn.length} values ${outside.length === 1 ? "is" : "are"} outside the y axis, up to ${short(farthest)}: “full range” shows all`;
   }
 
   // The library is large: only a page with charts loads it, and a written page has it in itself.
@@ -247,6 +270,8 @@
     const kinds = { curves, parallel: () => parallel(space()), scatter: () => points(space()) };
     const figure = kinds[payload.kind]?.(payload) ?? { data: themed(payload.data), layout: themed(payload.layout) };
     const named = figure.layout.showlegend ? figure.data.filter((one) => one.showlegend !== false).length : 0;
+    const told = plot.closest("figure").querySelector("[data-outside]");
+    if (told) Object.assign(told, { hidden: !figure.outside, textContent: figure.outside });
     const isFull = document.fullscreenElement?.contains(plot);
     const height = isFull ? innerHeight - 110 : Number(plot.dataset.height) + 20 * Math.ceil(named / (narrow() ? 2 : 4));
     plot.style.height = height + "px";
@@ -369,7 +394,9 @@
     const known = space();
     const paint = known && painter(known, stated().get("color"));
     for (const row of document.querySelectorAll("[data-run]")) {
-      if (paint) row.querySelector(".swatch").style.color = paint(row.dataset.run);
+      if (!paint) continue;
+      const { colour, sign } = paint(row.dataset.run);
+      Object.assign(row.querySelector(".swatch"), { textContent: sign }).style.color = colour;
     }
   }
   document.addEventListener("mouseover", (event) => {
@@ -378,12 +405,13 @@
   });
 
   // Controls of curves.
+  const SWITCHES = ["log", "full"];
   function prepareControls(root) {
     for (const form of root.querySelectorAll("[data-controls]")) {
       const asked = stated();
       for (const input of form.querySelectorAll("input")) {
         if (input.type === "radio") input.checked = (asked.get("x") || "step") === input.value;
-        if (input.name === "log") input.checked = asked.get("log") === "1";
+        if (SWITCHES.includes(input.name)) input.checked = asked.get(input.name) === "1";
         if (input.name === "smooth") input.value = asked.get("smooth") || "0";
       }
       for (const select of form.querySelectorAll("select")) {
@@ -400,7 +428,7 @@
         const input = event.target;
         if (input.tagName === "SELECT") state({ [input.name]: input.value });
         if (input.name === "x") state({ x: input.value === "step" ? null : input.value, zoom: null });
-        if (input.name === "log") state({ log: input.checked ? "1" : null });
+        if (SWITCHES.includes(input.name)) state({ [input.name]: input.checked ? "1" : null });
         if (input.name === "smooth") state({ smooth: input.value === "0" ? null : input.value });
         redraw();
       });

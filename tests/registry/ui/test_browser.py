@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
+import numpy as np
 import pytest
 
+import holdfast
 from holdfast.registry.ui.pages import VIEWS
-from tests.registry.ui.conftest import Site, Watched
+from tests.registry.ui.conftest import Site, Watched, served
 from tests.registry.ui.kinds import EVIL
 
 if TYPE_CHECKING:
@@ -285,8 +289,12 @@ def test_a_sweep_side_by_side(site: Sites, watched: Opened) -> None:
 
     accuracy.scroll_into_view_if_needed()
     page.wait_for_function("() => document.querySelector('#metric-2 .main-svg')")
-    # Lines of one width; the best value decides the colours of the charts of fields.
+    # Lines of one width; a run has one colour in all charts, until a field decides it.
     assert drawn("#metric-1", "one => one.line.width") == 4 * [1.8]
+    colours = drawn("#metric-1", "one => one.line.color")
+    assert len({*map(str, colours)}) == 4
+    assert drawn("#fields-1", "one => one.line.color") == colours
+    assert drawn("#fields-2", "one => one.marker.color") == colours
     assert page.locator("#fields-1 .trace").count() == page.locator("#fields-2 .trace").count() == 4
     assert drawn("#fields-2", "one => [one.x[0], one.y[0]]")[-1] == [0.1, 1.8]
     assert page.get_by_text("Blue is the lowest value of the field").is_visible()
@@ -353,8 +361,6 @@ def test_a_sweep_side_by_side(site: Sites, watched: Opened) -> None:
 
 
 def test_a_page_follows_a_run_that_grows(site: Sites, watched: Opened, tmp_path) -> None:
-    import holdfast
-    from tests.registry.ui.conftest import served
     from tests.registry.ui.kinds import state
 
     with holdfast.init(tmp_path / "reg", skip_race_probe=True) as reg:
@@ -371,6 +377,45 @@ def test_a_page_follows_a_run_that_grows(site: Sites, watched: Opened, tmp_path)
                 watch.page.clock.run_for(4000)
             watch.page.locator("#checkpoints tbody th", has_text="step00000077").wait_for()
             watch.check()
+
+
+def test_a_few_values_that_are_far_away_stretch_no_axis(watched: Opened, tmp_path: Path) -> None:
+    with holdfast.init(tmp_path / "reg", skip_race_probe=True) as reg:
+        run = reg.create_run("spike")
+        for step in range(1, 31):
+            loss = {9: 1e9, 20: math.nan}.get(step, 1 + 1 / step)
+            run.save({"w": np.zeros(1)}, step=step, metrics={"loss": loss, "calm": 1 / step})
+    with served(tmp_path / "reg") as found:
+        watch = watched(found.base)
+        page = watch.page
+        page.goto(found.url)
+        page.goto(f"{found.base}/runs/spike")
+        watch.ready()
+
+        def top(number: int) -> float:
+            axis = f"document.querySelector('#metric-{number} .plot')._fullLayout.yaxis"
+            return float(page.evaluate(f"() => {axis}.range[1]"))
+
+        said = page.locator("#metric-2 [data-outside]")
+        assert said.inner_text().startswith("1 of 29 values is outside the y axis, up to 1e+9: ")
+        assert "1 value NaN or infinite, not drawn" in page.locator("#metric-2").inner_text()
+        assert 2 < top(2) < 2.1
+        assert page.locator("#metric-1 [data-outside]").is_hidden()
+        assert top(1) > 1
+        page.get_by_label("full range").check()
+        said.wait_for(state="hidden")
+        assert top(2) > 1e9
+        assert "full=1" in page.url
+        page.reload()
+        watch.ready()
+        assert page.get_by_label("full range").is_checked()
+        page.get_by_label("full range").uncheck()
+        page.get_by_label("log y axis").check()
+        drawn = "document.querySelector('#metric-2 .plot').layout.yaxis.type === 'log'"
+        page.wait_for_function(f"() => {drawn}")
+        assert top(2) > 9
+        assert said.is_hidden()
+        watch.check()
 
 
 def test_the_file_that_a_browser_is_given_leads_to_the_page(site: Sites, browser: Browser) -> None:

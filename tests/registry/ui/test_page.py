@@ -57,7 +57,7 @@ def test_a_page_opens_offline_and_asks_for_nothing(
     for width in (1280, 390):
         page.set_viewport_size({"width": width, "height": 844})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.get_by_label("log scale").first.check()
+    page.get_by_label("log y axis").first.check()
     assert "log=1" in page.url
     assert page.evaluate("() => typeof hacked") == "undefined"
     if kind == "hostile":

@@ -249,6 +249,23 @@ def test_lineage_leaves_out_runs_without_relations_and_follows_merges(tmp_path: 
         assert set(read_lineage(source, ["soup"]).runs) == {"soup", "night", "night-wide"}
 
 
+def test_the_lineage_of_a_run_has_the_merges_of_its_checkpoints(
+    tmp_path: Path,
+) -> None:
+    with closing(Source.open(Address(make("ordinary", tmp_path / "reg")))) as source:
+        found = read_lineage(source, ["night-wide"])
+        (merge,) = (one.row for one in found.rows if one.row.kind == "merge")
+        assert (merge.run, {one.run for one in merge.origins}) == ("soup", {"night", "night-wide"})
+        assert (found.others, found.is_searched) == (0, True)
+        with holdfast.open(tmp_path / "reg") as reg:
+            for number in range(MOST_RUNS):
+                reg.create_run(f"other-{number}")
+        found = read_lineage(source, ["night-wide"])  # others are opened when somebody asks
+        assert ("soup" in found.runs, found.is_searched) == (False, False)
+        found = read_lineage(source, ["night-wide"], reads_all=True)
+        assert (set(found.runs), found.others) == ({"night", "night-wide", "soup"}, MOST_RUNS)
+
+
 def test_a_crowd_of_events_lies_small_below_the_others() -> None:
     events = [Event(n, 1000 * n, "a@b", "pool", "match", f"m{n}") for n in range(171)]
     events.append(Event(200, 90_500, "a@b", "pool", "promote", "v0001"))
@@ -273,23 +290,6 @@ def test_damage_is_told_and_the_rest_is_shown(tmp_path: Path) -> None:
     folder = make("damaged", tmp_path / "reg")
     source = Source.open(Address(folder))
     rows = {row.name: row for row in list_runs(source).rows}
-def test_the_lineage_of_a_run_has_the_merges_of_its_checkpoints(
-    tmp_path: Path,
-) -> None:
-    with closing(Source.open(Address(make("ordinary", tmp_path / "reg")))) as source:
-        found = read_lineage(source, ["night-wide"])
-        (merge,) = (one.row for one in found.rows if one.row.kind == "merge")
-        assert (merge.run, {one.run for one in merge.origins}) == ("soup", {"night", "night-wide"})
-        assert (found.others, found.is_searched) == (0, True)
-        with holdfast.open(tmp_path / "reg") as reg:
-            for number in range(MOST_RUNS):
-                reg.create_run(f"other-{number}")
-        found = read_lineage(source, ["night-wide"])  # others are opened when somebody asks
-        assert ("soup" in found.runs, found.is_searched) == (False, False)
-        found = read_lineage(source, ["night-wide"], reads_all=True)
-        assert (set(found.runs), found.others) == ({"night", "night-wide", "soup"}, MOST_RUNS)
-
-
     assert rows["torn"].status == "damaged"
     assert rows["night-wide"].status != "damaged"
     night = show_run(source, "night")

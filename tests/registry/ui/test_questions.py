@@ -133,7 +133,15 @@ def test_which_hyperparameters_matter_and_thirty_curves_over_each_other(visitor:
         for one in visitor.page.locator("#legend .key").all()
     }
     assert {*names} <= legend.keys()
-    assert len({*legend.values()}) > 8
+    assert len({*legend.values()}) > 20
+    # A run has one look in all charts, and no other run has the same.
+    looks_of = (
+        "one => one.data.filter((it) => it.line.dash !== 'dot')"
+        ".map((it) => [it.meta, `${it.line.color} ${it.line.dash}`])"
+    )
+    looks = dict(chart.locator(".plot").evaluate(looks_of))
+    assert len({*looks.values()}) == len(looks) > _SWEEP
+    assert looks.items() <= dict(visitor.page.locator(lines).evaluate(looks_of)).items()
     assert "at most 10 runs" in visitor.sees("#legend ~ p, main")
 
 
