@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from holdfast.registry.errors import RegistryError
     from holdfast.registry.face import Run
     from holdfast.registry.history.actions import Parent
-    from holdfast.registry.history.replay import RunManifest
-    from holdfast.registry.spec import Monitor
 
 _LS = (
     Column("run"),
@@ -115,7 +113,7 @@ def bests(opened: Registry, pattern: str) -> Answer:
     listing = Listing(opened)
     found, blocks = listing.summaries(summary, FORM), dict[str, list[dict[str, Any]]]()
     names = options.matching([pattern], lambda: [*found, *listing.damaged])
-    for best in (found[name]["own_best"] for name in names if name in found):
+    for best in (_best_json(found[name]["row"]) for name in names if name in found):
         if best is not None:
             blocks.setdefault(f"{best['metric']}:{best['mode']}", []).append(best)
     for label, some in blocks.items():
@@ -142,7 +140,6 @@ def summary(run: Run) -> dict[str, Any]:
         "trend": [one.measured(record.metrics) for one in monitors[:1] for record in records],
         "remarks": [one.partition(":")[0] for one in run_remarks(manifest)],
         "due_ms": heard_of(run).due_ms,
-        "own_best": next((_best_json(manifest, one) for one in monitors), None),
         "fields": kept_fields(run.handle.log),
     }
 
@@ -166,17 +163,12 @@ def _for_people(row: Mapping[str, Any], one: Mapping[str, Any]) -> dict[str, Any
     return {"status": status, "trend": one["trend"], "best_order": _best_order(row)}
 
 
-def _best_json(run: RunManifest, by: Monitor) -> dict[str, Any] | None:
-    if (best := run.own_best(by)) is None:
-        return None
-    return {
-        "run": run.run_id,
-        "metric": by.metric,
-        "mode": by.mode,
-        "step": best.step,
-        "value": by.measured(best.metrics),
-        "ref": ref(run.run_id, best),
-    }
+def _best_json(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    for monitor in row["monitors"][:1]:
+        names = {"step": "best_steps", "value": "best_values", "ref": "best"}
+        found = {name: row[field][monitor["metric"]] for name, field in names.items()}
+        return {"run": row["run"], **monitor, **found} if found["ref"] else None
+    return None
 
 
 def _best_order(row: Mapping[str, Any]) -> tuple[str, float] | None:

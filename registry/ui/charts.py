@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from types import MappingProxyType
 from typing import Any, Literal
 
 #: Maximum number of points of one curve for the browser.
@@ -45,7 +46,6 @@ class Curve:
     group: str = ""
     #: The ends of a band around each point, such as a deviation; none in most curves.
     band: tuple[tuple[float, float], ...] = ()
-    began_ms: int | None = None  # when its run began; its axis can be the time since then
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,30 +89,34 @@ def curves(
     marks: Sequence[Mark] = (),
     *,
     counter: str = "step",
+    began_ms: Mapping[str, int] = MappingProxyType({}),
 ) -> Chart:
-    """Return the chart of some curves. The browser offers step or times, log scale, smoothing."""
+    """Return the chart of some curves. The browser offers step or time, log scale, smoothing.
+
+    `began_ms` says when the run of each group of curves began.
+    """
     rows = [
         (curve.name, point.step, _moment(point.time_ms), point.value)
         for curve in found
         for point in curve.points
     ]
     names = ", ".join(curve.name for curve in found[:8])
-    spans = (
-        point.time_ms - curve.began_ms
+    lengths = (
+        point.time_ms - began_ms[curve.group]
         for curve in found
         for point in curve.points
-        if curve.began_ms is not None and point.time_ms is not None
+        if curve.group in began_ms and point.time_ms is not None
     )
     payload = {
         "kind": "curves",
-        "span": max(spans, default=0),
+        "span": max(lengths, default=0),
         "counter": escape(counter),
         "curves": [
             {
                 "name": escape(curve.name),
                 "group": escape(curve.group or curve.name),
                 "faint": curve.is_faint,
-                "began": curve.began_ms,
+                "began": began_ms.get(curve.group),
                 **_columns(thinned(curve.points)),
                 **({"band": curve.band} if curve.band else {}),
             }

@@ -51,11 +51,6 @@ class Opened:
     failed: dict[str, RegistryError]  # the errors of unreadable runs, by name
     pending: tuple[str, ...]  # runs that were not read in time; reading continues
 
-    def only(self, names: Sequence[str]) -> Opened:
-        """Return one result for some of the runs; what is pending may be among them."""
-        runs, failed = ({n: one[n] for n in names if n in one} for one in (self.runs, self.failed))
-        return Opened(runs, failed, self.pending)
-
     def joined(self, other: Opened) -> Opened:
         """Return one result for these runs and those of another batch."""
         return Opened(

@@ -74,12 +74,9 @@ def ways_to_free(
 
 def _command(way: str, runs: Sequence[str]) -> str:
     """Return the command of a way for some runs, for a shell."""
-    command = WAYS[way]
-    if "RUN" not in command:
-        return command
-    if len(runs) == 1:
-        return command.replace("RUN", shlex.quote(runs[0]))
-    each = command.replace("RUN", '"$run"')
+    if "RUN" not in WAYS[way] or len(runs) == 1:
+        return WAYS[way].replace("RUN", shlex.quote(runs[0]))
+    each = WAYS[way].replace("RUN", '"$run"')
     return f"for run in {shlex.join(runs)}; do {each}; done"
 
 

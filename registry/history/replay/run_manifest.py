@@ -414,11 +414,7 @@ class RunManifest(Record):
     def own_best(
         self, monitor: Monitor | None = None, phase: str | None = None
     ) -> CheckpointRecord | None:
-        """Return the best checkpoint among those that the run did not inherit as a fork.
-
-        Lists, tables and pages show this one as the best of a run. Default: by its first monitor;
-        `None` without any.
-        """
+        """Return the best checkpoint, by default by the first monitor, but for inherited ones."""
         monitor = monitor or next(iter(self.monitors), None)
         best = None if monitor is None else self.best(monitor, phase)
         parent = None if self.created is None else self.created.parent

@@ -12,7 +12,7 @@ from holdfast.registry.history import MERGE, decode_or_keep, step_ref
 from holdfast.registry.history.replay import CheckpointRecord, PhaseRecord, RunManifest
 from holdfast.registry.ui.pages.runs import BIRTHS_UNASKED, newest_first
 from holdfast.registry.ui.pages.view import Asked, Shown, Trouble, View, trouble_of
-from holdfast.registry.ui.source import FRESH_S, Opened, Source
+from holdfast.registry.ui.source import FRESH_S, Source
 
 #: Maximum number of runs in one graph.
 MOST_RUNS = 50
@@ -65,7 +65,6 @@ class Lineage:
     runs: tuple[str, ...]
     alone: int  # runs that were read and are not in it: none was made from them, nor they from one
     others: int  # further runs of the registry that are not in it
-    is_searched: bool  # whether merges were looked for in all other runs
     pending: int  # runs of it that are still being read
     #: Runs whose first commits were not read: a fork of a run in the graph may be among them.
     unread: int
@@ -100,21 +99,20 @@ def read_lineage(
     known = {*names} - {*unread} - {*first.pending} | {*first.failed}
     family = _family(source, chosen, known, {*names})[:MOST_RUNS]
     left = None if until is None else max(0.0, until - time.monotonic())
-    if is_searched:
-        family = _with_merges(first, family)[:MOST_RUNS]
-        opened = first.only(family)
-    else:
-        opened = first.joined(source.runs([name for name in family if name not in {*chosen}], left))
+    asked = {*names} if is_searched else {*chosen}
+    opened = first.joined(source.runs([name for name in family if name not in asked], left))
     every = [row for run in opened.runs.values() for row in _rows(run.manifest)]
     # The runs that were merged, or gave a warm start, are known only now.
     sources = dict.fromkeys(one.run for row in every for one in row.origins)
-    more = [name for name in sources if name in {*names} - {*family}][: MOST_RUNS - len(family)]
-    if more and not is_searched:
+    asked |= {*family}
+    more = [name for name in sources if name in {*names} - asked][: MOST_RUNS - len(family)]
+    if more:
         others = source.runs(more, left)
         opened = opened.joined(others)
         every += [row for run in others.runs.values() for row in _rows(run.manifest)]
     related = {name for row in every for one in row.origins for name in (row.run, one.run)}
     related |= {*chosen} if len(wanted) == 1 else set()
+    related &= _with_made(every, family) if is_searched else related
     rows = sorted(
         (row for row in every if row.run in related),
         key=lambda row: (row.time_ms, _AT_ONCE.get(row.kind, 1)),
@@ -126,25 +124,19 @@ def read_lineage(
         lanes=lanes,
         runs=tuple(name for name in opened.runs if name in related),
         alone=sum(name not in related for name in opened.runs),
-        others=len(names) - len(family) - len(more),
-        is_searched=is_searched,
+        others=len({*names} - asked) - len(more),
         pending=len(opened.pending),
         unread=len(unread),
         troubles=tuple(trouble_of(error) for error in opened.failed.values()),
     )
 
 
-def _with_merges(opened: Opened, family: Sequence[str]) -> list[str]:
+def _with_made(rows: Sequence[LineageRow], family: Iterable[str]) -> set[str]:
     """Return a family with the runs that merges and warm starts made from it, and their sources."""
-    origins = {
-        name: {one.run for row in _rows(run.manifest) for one in row.origins} & {*opened.runs}
-        for name, run in opened.runs.items()
-    }
-    found = dict.fromkeys(family)
-    while more := {name for name in origins if origins[name] & {*found}} - {*found}:
-        found |= dict.fromkeys(sorted(more))
-    found |= dict.fromkeys(origin for name in [*found] for origin in origins.get(name, ()))
-    return list(found)
+    found = {*family}
+    while more := {row.run for row in rows if found & {one.run for one in row.origins}} - found:
+        found |= more
+    return found | {one.run for row in rows if row.run in found for one in row.origins}
 
 
 def _family(source: Source, chosen: Sequence[str], known: set[str], names: set[str]) -> list[str]:

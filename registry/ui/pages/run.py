@@ -177,9 +177,10 @@ def _charts(
 ) -> Iterable[Chart]:
     first = [need for monitor in run.monitors for need in monitor.needs] if run else []
     counter = "step" if run is None else run.spec.phase(run.phase or "").counter
+    began = {} if run is None else {"": run.created_ms}
     names = [one for one in metric_names(saved, first, matching=wanted) if counts[one] > 1]
     for metric in names[:MOST_CHARTS]:
-        found = curves_of(saved, metric, began_ms=None if run is None else run.created_ms)
+        found = curves_of(saved, metric)
         if len(found) == 1:
             found = (replace(found[0], name=metric),)
         best = None if run is None else _best(run, metric)
@@ -192,7 +193,8 @@ def _charts(
                 label = "own best"  # one that the run inherited is better
             marks = (Mark("best", label, Point(best.step, best.time_ms, value)), *marks)
             extremes = ((label, value, best.step, f"{run.run_id}/{step_ref(best)}"),)
-        yield replace(curves(metric, found, marks, counter=counter), extremes=extremes)
+        chart = curves(metric, found, marks, counter=counter, began_ms=began)
+        yield replace(chart, extremes=extremes)
 
 
 def _best(run: RunManifest, metric: str) -> CheckpointRecord | None:

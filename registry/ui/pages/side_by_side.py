@@ -13,7 +13,6 @@ from typing import Any
 from holdfast.registry.comparing import Ranking, rank_config
 from holdfast.registry.curation.streams import SAMPLES
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.face import Run
 from holdfast.registry.history import config_by_path, json_ready, parent_ref
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.ui.charts import (
@@ -42,7 +41,7 @@ from holdfast.registry.ui.pages.runs import (
     read_fields,
     row_of,
 )
-from holdfast.registry.ui.pages.streams import logged_curves, segments_of
+from holdfast.registry.ui.pages.streams import logged_curves
 from holdfast.registry.ui.pages.view import (
     MOST_CHARTS,
     Asked,
@@ -93,7 +92,7 @@ class SideBySide:
     charts: tuple[Chart, ...]
     metrics: int  # number of such metrics
     logged: tuple[Chart, ...]  # the same of the fields of those streams that were asked for
-    streams: Mapping[str, int]  # the streams of the runs, each with the segments to read
+    streams: tuple[str, ...]  # the streams that can be asked for
     single: tuple[ValueRow, ...]  # metrics with at most one value in each run
     settings: tuple[ValueRow, ...]  # seed, preset, origin and the like
     config: tuple[ValueRow, ...]  # values of the configurations that differ
@@ -179,7 +178,9 @@ def compare_runs(
             for title, some in logged.items()
             if metric.lower() in title.lower()
         )[:MOST_CHARTS],
-        streams=_streams(opened.runs.values()),
+        streams=tuple(
+            dict.fromkeys(one.name for run in runs for one in run.streams if one.name != SAMPLES)
+        ),
         single=tuple(row for row in _value_rows(values) if row.name not in curved and shown),
         settings=tuple(_value_rows([_settings(run) for run in runs])) if shown else (),
         config=tuple(row for row in config if any(row.differs)) if shown else (),
@@ -189,14 +190,6 @@ def compare_runs(
         pending=sum(one.pending > 0 for one in chronicles.values()),
         troubles=tuple(dict.fromkeys(troubles)),
     )
-
-
-def _streams(runs: Iterable[Run]) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    for run in runs:
-        for one in run.manifest.streams:
-            found[one.name] += len(segments_of(run, one.name))
-    return {name: count for name, count in found.items() if name != SAMPLES}
 
 
 def _ranking(runs: Sequence[RunManifest]) -> Ranking | InvalidInput:
@@ -232,13 +225,10 @@ def _charts(
     names = [one for one in metric_names(every, first, matching=wanted) if one in curved]
     for metric in names[:MOST_CHARTS]:
         found = [
-            curve
-            for run in runs
-            for curve in curves_of(
-                saved[run.run_id], metric, prefix=run.run_id, began_ms=run.created_ms
-            )
+            curve for name, ones in saved.items() for curve in curves_of(ones, metric, prefix=name)
         ]
-        yield curves(metric, list(_means(found, groups)) if groups else found)
+        shown = list(_means(found, groups)) if groups else found
+        yield curves(metric, shown, began_ms={run.run_id: run.created_ms for run in runs})
 
 
 def _means(found: Iterable[Curve], groups: Mapping[str, str]) -> Iterator[Curve]:

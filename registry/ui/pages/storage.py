@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 from holdfast.backends import ObjectInfo
 from holdfast.registry.errors import InvalidInput
@@ -20,7 +20,6 @@ from holdfast.registry.ui.source import Source
 from holdfast.registry.upkeep import Freeing, GcReport, RunUsage, Usage, ways_to_free
 from holdfast.registry.values import Digest, counted, size
 
-_T = TypeVar("_T")
 #: Maximum number of objects of each kind to list: ten requests on S3.
 LISTED = 10_000
 #: Steps of the curve of growth.
@@ -362,35 +361,26 @@ class StoragePage:
     prune: PrunePlan | None  # the plan of a prune, if the URL asks
     #: Bytes that only the checkpoints to evict need, if bytes were counted too.
     freed: int | None
-    failed: Mapping[str, Trouble]  # why a part that the URL asks for is missing
 
 
 def _ask(source: Source, asked: Asked) -> Shown:
     troubles: list[Trouble] = []
     view = storage_view(source)
     counted = free = gc = prune = None
-    failed: dict[str, Trouble] = {}
-
-    def part(name: str, read: Callable[[], _T]) -> _T | None:
-        known = len(troubles)
-        found = tried(read, troubles)
-        failed.update((name, one) for one in troubles[known:])
-        return found
-
     if asked.text("bytes"):
-        counted = part("bytes", lambda: count_bytes(source))
+        counted = tried(lambda: count_bytes(source), troubles)
         if counted is not None:
             troubles += map(trouble_of, counted.usage.damaged.values())
     if asked.text("free"):
-        ways = part("free", lambda: ways_to_free(source.registry.handle.store))
+        ways = tried(lambda: ways_to_free(source.registry.handle.store), troubles)
         free, damaged = ways or (None, {})
         troubles += map(trouble_of, damaged.values())
     if asked.text("gc"):
         grace_s = DAY_S * asked.number("grace", 1, most=36_500)
-        gc = part("gc", lambda: plan_gc(source, grace_s=grace_s))
+        gc = tried(lambda: plan_gc(source, grace_s=grace_s), troubles)
     if asked.text("prune"):
         run, policy = asked.text("prune").strip(), _policy(asked)
-        prune = part("prune", lambda: plan_prune(source, run, policy))
+        prune = tried(lambda: plan_prune(source, run, policy), troubles)
     page = StoragePage(
         view,
         growth_chart(view) if view.growth else None,
@@ -402,7 +392,6 @@ def _ask(source: Source, asked: Asked) -> Shown:
         gc,
         prune,
         _freed(counted, prune),
-        failed,
     )
     told = {one.what: one for one in reversed(troubles)}  # a damaged run stops each of the three
     return Shown("Storage", page, tuple(reversed(told.values())))

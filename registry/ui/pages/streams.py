@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -40,7 +40,7 @@ class StreamShown:
     count: int  # entries that it holds
     archives: int  # number of its archives
     segments: int  # segments that reading it fetches
-    is_read: bool  # whether it was read
+    is_read: bool = False  # whether it was read
     charts: tuple[Chart, ...] = ()  # a chart for each field of numbers
     samples: tuple[Sample, ...] = ()  # its newest texts and pictures, the newest first
     trouble: Trouble | None = None  # why it could not be read
@@ -62,25 +62,9 @@ def read_streams(run: Run, wanted: Sequence[str], pictures: Pictures) -> Iterato
             yield _shown(record)
 
 
-def _shown(
-    record: StreamRecord,
-    *,
-    is_read: bool = False,
-    charts: tuple[Chart, ...] = (),
-    samples: tuple[Sample, ...] = (),
-    trouble: Trouble | None = None,
-) -> StreamShown:
-    return StreamShown(
-        record.name,
-        record.lifetime,
-        record.count,
-        len(record.archives),
-        len(record.segments),
-        is_read,
-        charts,
-        samples,
-        trouble,
-    )
+def _shown(record: StreamRecord) -> StreamShown:
+    sizes = record.count, len(record.archives), len(record.segments)
+    return StreamShown(record.name, record.lifetime, *sizes)
 
 
 def _read(
@@ -93,13 +77,13 @@ def _read(
     try:
         entries = _entries(run, record.name, segments, most_bytes)
     except BeyondLimit as error:
-        return _shown(record, trouble=None if most_bytes else trouble_of(error))
+        return replace(_shown(record), trouble=None if most_bytes else trouble_of(error))
     except IntegrityError as error:
-        return _shown(record, trouble=trouble_of(error))
+        return replace(_shown(record), trouble=trouble_of(error))
     charts = tuple(_stream_charts(record.name, entries))
     samples = tuple(samples_of(entries, pictures))
     is_read = len(segments) == len(record.segments)
-    return _shown(record, is_read=is_read, charts=charts, samples=samples)
+    return replace(_shown(record), is_read=is_read, charts=charts, samples=samples)
 
 
 def _entries(
@@ -117,25 +101,22 @@ def logged_curves(
 
     Of each run and stream the newest `SEGMENTS_UNASKED` segments are read, several runs at once.
     """
+    most_bytes = SEGMENT_UNASKED_BYTES
     readings = [
-        (run.id, name, source.begin(partial(_entries, run, name, segments, SEGMENT_UNASKED_BYTES)))
+        (run.id, one.name, source.begin(partial(_entries, run, one.name, some, most_bytes)))
         for run in runs
-        for name in wanted
-        if (segments := segments_of(run, name))
+        for one in run.manifest.streams
+        if one.name in wanted and (some := one.segments[-SEGMENTS_UNASKED:])
     ]
     found: dict[str, list[Curve]] = {}
     for run_id, name, reading in readings:
         entries = tried(reading.result, troubles) or ()
         for key, numbers in numbers_by_key(entries).items():
             points = thinned([Point(step, None, value) for step, value in numbers], _MOST_POINTS)
-            found.setdefault(f"{name}: {key}", []).append(Curve(run_id, tuple(points), group=run_id))
+            found.setdefault(f"{name}: {key}", []).append(
+                Curve(run_id, tuple(points), group=run_id)
+            )
     return found
-
-
-def segments_of(run: Run, name: str) -> Sequence[Segment]:
-    """Return the segments of a stream that are read beside those of other runs."""
-    record = run.manifest.stream(name)
-    return () if record is None else record.segments[-SEGMENTS_UNASKED:]
 
 
 def _stream_charts(name: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[Chart]:

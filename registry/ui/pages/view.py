@@ -92,9 +92,7 @@ def metric_names(
     return tuple(dict.fromkeys([*ahead, *sorted(known)]))
 
 
-def curves_of(
-    saved: Sequence[Saved], metric: str, *, prefix: str = "", began_ms: int | None = None
-) -> tuple[Curve, ...]:
+def curves_of(saved: Sequence[Saved], metric: str, *, prefix: str = "") -> tuple[Curve, ...]:
     """Return the curves of a metric: one for each phase, superseded values apart."""
     found: dict[tuple[str, bool], list[Point]] = {}
     for one in saved:
@@ -104,11 +102,7 @@ def curves_of(
     phases = {phase for phase, _ in found}
     return tuple(
         Curve(
-            _name(prefix, phase, len(phases), is_superseded=behind),
-            tuple(points),
-            behind,
-            prefix,
-            began_ms=began_ms,
+            _name(prefix, phase, len(phases), is_superseded=behind), tuple(points), behind, prefix
         )
         for (phase, behind), points in found.items()
     )

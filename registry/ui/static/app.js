@@ -123,7 +123,7 @@
     const three = Number(value.toPrecision(3));
     return Math.abs(three) >= 1e-3 && Math.abs(three) < 1e6 ? String(three) : three.toExponential();
   };
-  function parallel(known) {
+  function parallel(known, width) {
     const wanted = stated().has("axes") ? listed("axes") : known.axes;
     const axes = known.fields.filter((field) => wanted.includes(field.name));
     const scales = axes.map((field) => scale(known.runs.map((run) => run.values[field.name])));
@@ -137,14 +137,14 @@
       };
     });
     // Where axes are close their names take turns in two lines, and texts are cut to the room there is.
-    const room = Math.max((Math.min(innerWidth, 1600) - 80) / Math.max(axes.length, 1), 24);
-    const cut = (text, width) => (text.length > Math.max(width / 7, 3) ? text.slice(0, Math.max(Math.floor(width / 7) - 1, 2)) + "…" : text);
+    const room = Math.max(width / Math.max(axes.length, 1), 24);
+    const cut = (text, most) => (text.length > most / 7 ? text.slice(0, Math.max(Math.floor(most / 7) - 1, 2)) + "…" : text);
     const notes = axes.flatMap((field, index) => [
-      { x: index, y: index % 2 && room < 130 ? 1.08 : 1.17, text: safe(cut(field.label, Math.min(room < 130 ? 2 * room : room, 126))), showarrow: false, xanchor: index === 0 ? "left" : index === axes.length - 1 ? "right" : "center", font: { color: variable("--ink") } },
-      ...scales[index].ends.map(([share, text]) => ({ x: index, y: share, text: safe(cut(short(text), room)), showarrow: false, xanchor: index === axes.length - 1 ? "right" : "left", xshift: index === axes.length - 1 ? -6 : 6, bgcolor: variable("--paper"), opacity: 0.85 })),
+      { x: index, y: index % 2 && room < 130 ? 1.08 : 1.17, text: safe(cut(field.label, Math.min(room < 130 ? 1.3 * room : room, 126))), showarrow: false, xanchor: index === 0 ? "left" : index === axes.length - 1 ? "right" : "center", font: { color: variable("--ink") } },
+      ...scales[index].ends.map(([share, text]) => ({ x: index, y: share, text: safe(typeof text === "number" ? short(text) : cut(text, room - 10)), showarrow: false, xanchor: "left", xshift: 4, bgcolor: variable("--paper"), opacity: 0.85 })),
     ]);
     return { data, layout: {
-      annotations: notes, xaxis: { visible: false, range: [-0.25, axes.length - 0.75], fixedrange: true }, yaxis: { visible: false, range: [-0.06, 1.24], fixedrange: true },
+      annotations: notes, xaxis: { visible: false, range: [-0.15, axes.length - 0.15], fixedrange: true }, yaxis: { visible: false, range: [-0.06, 1.24], fixedrange: true },
       shapes: axes.map((_, index) => ({ type: "line", x0: index, x1: index, y0: 0, y1: 1, line: { color: variable("--faint"), width: 1 }, layer: "below" })),
     } };
   }
@@ -267,7 +267,7 @@
   async function draw(plot) {
     await library();
     const payload = JSON.parse(document.getElementById(plot.dataset.chart).textContent);
-    const kinds = { curves, parallel: () => parallel(space()), scatter: () => points(space()) };
+    const kinds = { curves, parallel: () => parallel(space(), plot.clientWidth), scatter: () => points(space()) };
     const figure = kinds[payload.kind]?.(payload) ?? { data: themed(payload.data), layout: themed(payload.layout) };
     const named = figure.layout.showlegend ? figure.data.filter((one) => one.showlegend !== false).length : 0;
     const told = plot.closest("figure").querySelector("[data-outside]");
@@ -405,13 +405,12 @@
   });
 
   // Controls of curves.
-  const SWITCHES = ["log", "full"];
   function prepareControls(root) {
     for (const form of root.querySelectorAll("[data-controls]")) {
       const asked = stated();
       for (const input of form.querySelectorAll("input")) {
         if (input.type === "radio") input.checked = (asked.get("x") || "step") === input.value;
-        if (SWITCHES.includes(input.name)) input.checked = asked.get(input.name) === "1";
+        if (input.type === "checkbox" && input.name) input.checked = asked.get(input.name) === "1";
         if (input.name === "smooth") input.value = asked.get("smooth") || "0";
       }
       for (const select of form.querySelectorAll("select")) {
@@ -428,7 +427,7 @@
         const input = event.target;
         if (input.tagName === "SELECT") state({ [input.name]: input.value });
         if (input.name === "x") state({ x: input.value === "step" ? null : input.value, zoom: null });
-        if (SWITCHES.includes(input.name)) state({ [input.name]: input.checked ? "1" : null });
+        if (input.type === "checkbox" && input.name) state({ [input.name]: input.checked ? "1" : null });
         if (input.name === "smooth") state({ smooth: input.value === "0" ? null : input.value });
         redraw();
       });

@@ -118,9 +118,7 @@ def test_a_fork_has_its_own_best_in_every_list(
         assert (fields[name]["best"], fields[name]["best_step"]) == (value, step)
         assert (rows[name]["best_values"], rows[name]["best_step"]) == ({"loss": value}, step)
         assert rows[name]["best"] == {"loss": f"{name}/main/step{step:08d}"}
-    assert [rows[name]["inherited"] for name in ("lists", "lists-later")] == [
-        *({}, {"loss": 0.5})
-    ]
+    assert [rows[name]["inherited"] for name in ("lists", "lists-later")] == [*({}, {"loss": 0.5})]
     assert fields["lists-untrained"]["best"] is None
     assert rows["lists-untrained"]["best_values"] == {"loss": None}
     assert rows["lists-untrained"]["inherited"] == {"loss": 0.5}

@@ -135,8 +135,8 @@ def test_damage_is_said_and_the_rest_is_shown(site: Sites, watched: Opened) -> N
     assert page.locator("#run-bytes tbody tr").all_inner_texts()[0].startswith("night-wide")
     text = page.locator("main").inner_text()
     assert "only damaged runs need count as unneeded" in text
-    assert "It would delete nothing: " in text
-    assert "the reason is at the top" not in text
+    below = page.locator("#gc ~ p:has-text('It would delete nothing') ~ .trouble")
+    assert "runs/night/log" in " ".join(below.all_inner_texts())
     page.goto(f"{found.base}/compare-runs?run=night&run=night-wide")
     text = page.locator("main").inner_text()
     assert "Fewer than two of the chosen runs can be read." in text
@@ -415,6 +415,70 @@ def test_a_few_values_that_are_far_away_stretch_no_axis(watched: Opened, tmp_pat
         page.wait_for_function(f"() => {drawn}")
         assert top(2) > 9
         assert said.is_hidden()
+        watch.check()
+
+
+def test_streams_times_since_the_start_and_names_side_by_side(
+    watched: Opened, tmp_path: Path
+) -> None:
+    loss = holdfast.Monitor(metric="loss", mode="min")
+    with holdfast.init(tmp_path / "reg", skip_race_probe=True) as reg:
+        for number, name in enumerate(("a", "b", "c")):
+            config = {"seed": number, "learning_rate_peak": 1 / (3 + number), "warmup": 1 + number}
+            config |= {"weight_decay": 7**-number, "optimizer": {"name": f"adamw-fused-{number}"}}
+            run = reg.create_run(name, config={**config, "batch_size": 2**number}, monitor=loss)
+            for step in range(1, 4):
+                run.log({"rate": number + 1 / step}, step=step)
+                metrics = {"loss": 123.456 / (number + step), "seed": number}
+                run.save({"w": np.zeros(1)}, step=step, metrics=metrics)
+    with served(tmp_path / "reg") as found:
+        watch = watched(found.base)
+        page = watch.page
+        page.goto(found.url)
+        page.goto(f"{found.base}/compare-runs?run=a&run=b&run=c&col=config.seed&col=metrics.seed")
+        watch.ready()
+        heads = page.locator("#side thead th").all_inner_texts()
+        assert {"seed (config)", "seed at best"} <= {" ".join(one.split()) for one in heads}
+        page.get_by_label("time since the run began").check()
+        axis = "document.querySelector('#metric-1 .plot')"
+        page.wait_for_function(f"() => {axis}.layout?.xaxis.title?.text?.includes('since')")
+        title = page.evaluate(f"() => {axis}.layout.xaxis.title.text")
+        assert title == "seconds since the run began"
+        times = page.evaluate(f"() => {axis}.data.map((one) => one.x)")
+        assert all(0 <= one[0] < one[1] < one[2] < 300 for one in times)
+        form = page.get_by_role("form", name="Streams")
+        form.get_by_label("log").check()
+        form.get_by_role("button").click()
+        page.wait_for_url("**stream=log**")
+        watch.ready()
+        assert "x=since" in page.url
+        assert page.locator("#logged-1 figcaption").inner_text() == "log: rate"
+        page.locator("#logged-1").scroll_into_view_if_needed()
+        page.locator("#logged-1 .main-svg").first.wait_for()
+        drawn = page.evaluate(
+            "() => document.querySelector('#logged-1 .plot').data.map((o) => o.y)"
+        )
+        assert [one[0] for one in drawn] == [1, 2, 3]
+        # On no window two texts of the axes lie over each other.
+        for width in (1440, 1280, 390):
+            page.set_viewport_size({"width": width, "height": 844})
+            page.reload()
+            watch.ready()
+            page.locator("#fields-1").scroll_into_view_if_needed()
+            page.locator("#fields-1 .annotation-text").first.wait_for()
+            boxes = page.locator("#fields-1 .annotation-text").evaluate_all(
+                "all => all.map((one) => [one.textContent, one.getBoundingClientRect().toJSON()])"
+            )
+            assert len(boxes) >= 7 * 3
+            collisions = [
+                (name, other)
+                for at, (name, one) in enumerate(boxes)
+                for other, two in boxes[:at]
+                if one["left"] < two["right"] and two["left"] < one["right"]
+                and one["top"] < two["bottom"] and two["top"] < one["bottom"]
+            ]  # fmt: skip
+            assert (width, collisions) == (width, [])
+        page.set_viewport_size({"width": 1280, "height": 900})
         watch.check()
 
 

@@ -298,7 +298,7 @@ def test_what_a_prune_by_the_own_policy_would_free(reg: Registry, source: Source
     unplanned = shown(source, "/storage?prune=plain")
     assert "keeps everything" in unplanned
     told = unplanned.partition("What a prune would evict")[2]
-    assert "No plan : plain: the run has no retention policy: it keeps everything" in told
+    assert "No plan plain: the run has no retention policy: it keeps everything" in told
     assert "Say how many of the last or best checkpoints to keep." in told
     for number in ("x", "-1", "0" * 12 + "9" * 5000):
         said = shown(source, f"/storage?prune=plain&last={number}", status=400)
