@@ -2,6 +2,7 @@
 
 - `log`: `RunLog` opens a run, reads its slots and appends one. `slots` has the files,
   and checks that the log is still the one that was read; `snapshots` shortens the reading.
+  `aside` keeps a log that was read as bytes; `authorship`: who writes a commit.
 - `actions`: all parts of commits; `replay`: `RunManifest`, the run after all its commits.
 - `signatures`: who vouches for a run up to which commit; `signing_keys`: their keys.
 - `seals`: which sealed runs may have changed, by three listings for all of them.
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     from holdfast.registry.history.action_texts import held_of as held_of
     from holdfast.registry.history.action_texts import in_words as in_words
     from holdfast.registry.history.action_texts import refs_of as refs_of
+    from holdfast.registry.history.aside import set_aside as set_aside
+    from holdfast.registry.history.aside import taken_up as taken_up
+    from holdfast.registry.history.authorship import Authorship as Authorship
+    from holdfast.registry.history.authorship import commit_line as commit_line
+    from holdfast.registry.history.authorship import new_authorship as new_authorship
     from holdfast.registry.history.condemned_names import CondemnedNames as CondemnedNames
     from holdfast.registry.history.condemned_names import SweepTable as SweepTable
     from holdfast.registry.history.creating import Birth as Birth
@@ -59,11 +65,7 @@ if TYPE_CHECKING:
     from holdfast.registry.history.holds import hold_ref as hold_ref
     from holdfast.registry.history.holds import own_time_ms as own_time_ms
     from holdfast.registry.history.holds import store_time_ms as store_time_ms
-    from holdfast.registry.history.log import Authorship as Authorship
     from holdfast.registry.history.log import RunLog as RunLog
-    from holdfast.registry.history.log import commit_line as commit_line
-    from holdfast.registry.history.log import list_runs as list_runs
-    from holdfast.registry.history.log import new_authorship as new_authorship
     from holdfast.registry.history.log_values import MAX_STEP as MAX_STEP
     from holdfast.registry.history.log_values import MERGE as MERGE
     from holdfast.registry.history.log_values import check_metrics as check_metrics
@@ -118,6 +120,7 @@ if TYPE_CHECKING:
     from holdfast.registry.history.slots import Look as Look
     from holdfast.registry.history.slots import Races as Races
     from holdfast.registry.history.slots import Slots as Slots
+    from holdfast.registry.history.slots import list_runs as list_runs
     from holdfast.registry.history.snapshots import COMPLETE_VERSIONS as COMPLETE_VERSIONS
     from holdfast.registry.history.snapshots import PARTED_SLOT as PARTED_SLOT
     from holdfast.registry.history.snapshots import PARTED_VERSION as PARTED_VERSION

@@ -24,7 +24,8 @@ from holdfast.registry.errors import (
     UnsupportedFormat,
 )
 from holdfast.registry.history.actions import LABEL, MOST_LABELS, CreateRun, Line, Parent
-from holdfast.registry.history.log import RunLog, commit_line, list_runs
+from holdfast.registry.history.authorship import commit_line
+from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.log_values import (
     check_phase,
     decode_plain,
@@ -33,7 +34,7 @@ from holdfast.registry.history.log_values import (
 )
 from holdfast.registry.history.plain import ValueDiff, compare_configs
 from holdfast.registry.history.replay import RunManifest, Slot
-from holdfast.registry.history.slots import Look
+from holdfast.registry.history.slots import Look, list_runs
 from holdfast.registry.objects import slot_key
 from holdfast.registry.spec import Monitor, Retention, RunSpec
 from holdfast.registry.spec.presets import Overrides, load_preset

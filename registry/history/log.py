@@ -10,16 +10,13 @@ name.
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy as copied
-from typing import NamedTuple
 
 from holdfast.backends import Backend, refuse_links
 from holdfast.registry.errors import Conflict, IntegrityError, Malformed, RolledBack, StorageError
-from holdfast.registry.history.actions import Action, Commit, Line, Place
+from holdfast.registry.history.actions import Commit, Line, Place
 from holdfast.registry.history.replay import (
     NeedsHistory,
     PartedRun,
@@ -45,7 +42,6 @@ from holdfast.registry.history.snapshots import Snapshots
 from holdfast.registry.objects import (
     RUNS,
     epoch_key,
-    is_run_id,
     log_prefix,
     marker_key,
     parse_number,
@@ -54,25 +50,13 @@ from holdfast.registry.objects import (
     snapshot_prefix,
 )
 from holdfast.registry.store import Store
-from holdfast.registry.values import Digest, DigestField, ProcessLock, Record, author
+from holdfast.registry.values import Digest, ProcessLock
 
 #: The least number of slots between snapshots.
 SNAPSHOT_EVERY = 8
 
 #: Returns the lines of the next slot for a run; `None` if there is nothing to write.
 Compose = Callable[[RunManifest], Sequence[Line | bytes] | None]
-
-
-class _Aside(Record):
-    """A log that one program has read and goes on with later."""
-
-    run: RunManifest  # compact
-    durable: int
-    snapshot: int
-    may_write: bool
-    newest: DigestField | None = None
-    committed: int | None = None
-    committed_digest: DigestField | None = None
 
 
 class RunLog:
@@ -82,14 +66,13 @@ class RunLog:
         self._store = store
         self._lock = ProcessLock()
         self._slots = Slots(store, run_id)
-        self._snapshots = Snapshots(store, run_id, snapshot_slot)
+        self.snapshots = Snapshots(store, run_id, snapshot_slot)  # they shorten its opening
         self._complete = RunManifest.empty(run_id)
         self.seen = SeenHead(store, run_id)  # the head of the log that this machine has seen
-        self._may_write = False
+        self.may_write = False  # whether symbolic links were looked for
         self._announced = -1  # the newest seal behind which this handle has put its marker
-        self._tail = Tail()
-        # The number of slots that would survive a power loss.
-        self._durable = 0
+        self.tail = Tail()  # the newest slots that were read
+        self.durable = 0  # the number of slots that would survive a power loss
         #: Whether `run` comes from a copy, and the registry has not answered since.
         self.is_copy = False
         self.run_id = run_id  # the run
@@ -104,15 +87,15 @@ class RunLog:
         the slot that proves the seen head.
         """
         with self._lock.here():
-            self._complete, self._durable = RunManifest.empty(self.run_id), 0
+            self._complete, self.durable = RunManifest.empty(self.run_id), 0
             self.is_copy = False
-            listing = self._store.pools.small.submit(self._snapshots.listed)
+            listing = self._store.pools.small.submit(self.snapshots.listed)
             end = self._slots.end(self.seen.slots)
             for slot in listing.result():
                 if self._open_from(slot, end, check_head=check_head):
-                    self._snapshots.newest = slot
+                    self.snapshots.newest = slot
                     return self.run
-            self._tail = Tail()
+            self.tail = Tail()
             self.run = RunManifest.empty(self.run_id).compact()
             self.run = self.read_to(self.length() if end is None else end).compact()
             if check_head:
@@ -121,7 +104,7 @@ class RunLog:
 
     def check_head(self, proofs: Iterable[Slot] = ()) -> None:
         """Check the log against the seen head, and remember its new head."""
-        self.seen.check(self.run, self._tail, proofs)
+        self.seen.check(self.run, self.tail, proofs)
 
     def refresh(self) -> RunManifest:
         """Read to the head; one request when nothing is new."""
@@ -136,7 +119,7 @@ class RunLog:
                 look.check.result()
                 slots = [following, *rest]
                 self._fold(lambda: slots)
-                self.seen.note(self.run, self._tail)
+                self.seen.note(self.run, self.tail)
             self.run = self.run.compact()
             return self.run
 
@@ -145,7 +128,7 @@ class RunLog:
         with self._lock.here():
             if self.run.next_slot == slot.number:
                 self._fold(lambda: [slot])
-                self.seen.note(self.run, self._tail)
+                self.seen.note(self.run, self.tail)
                 self.run = self.run.compact()
             elif self.run.next_slot < slot.number:
                 self.refresh()
@@ -157,11 +140,11 @@ class RunLog:
     def keep_copy(self, backend: Backend) -> None:
         """Keep the newest slot and a snapshot after it on another backend, for `open_copy`."""
         with self._lock.here():
-            slot = self._tail.slot
+            slot = self.tail.slot
             assert slot is not None  # the caller has put or read one
             # The slot last: until it is there the copy before counts.
             snapshot, key = (make(self.run_id, slot.number) for make in (snapshot_key, slot_key))
-            backend.put(snapshot, self._snapshots.encode(self.run.compact().whole(), slot))
+            backend.put(snapshot, self.snapshots.encode(self.run.compact().whole(), slot))
             backend.put(key, slot.data)
             older = [*backend.list(snapshot_prefix(self.run_id), start_after=snapshot)]
             older += [one for one in backend.list(log_prefix(self.run_id)) if one.key < key]
@@ -179,8 +162,8 @@ class RunLog:
         with suppress(IntegrityError, StorageError):
             copy.open(check_head=False)
         with self._lock.here():
-            self.run, self._tail = copy.run, copy._tail
-            self._durable = copy.run.next_slot if is_durable else 0
+            self.run, self.tail = copy.run, copy.tail
+            self.durable = copy.run.next_slot if is_durable else 0
             self.is_copy = copy.run.commits > 0
             return self.is_copy
 
@@ -207,44 +190,15 @@ class RunLog:
         `slots` are the newest one with a commit, and the last one of that replay.
         """
         with self._lock.here():
-            self._tail = Tail()
-            self._tail.author = author
+            self.tail = Tail()
+            self.tail.author = author
             for slot in slots:
-                self._tail.take(slot, self.seen.commits)
+                self.tail.take(slot, self.seen.commits)
             self.run = run
-
-    def set_aside(self) -> bytes:
-        """Return all that this program needs to go on from here with another handle."""
-        with self._lock.here():
-            return _Aside(
-                run=self.run.compact(),
-                newest=self._tail.newest,
-                committed=self._tail.committed,
-                committed_digest=self._tail.committed_digest,
-                durable=self._durable,
-                snapshot=self._snapshots.newest,
-                may_write=self._may_write,
-            ).encode()
-
-    @classmethod
-    def taken_up(cls, store: Store, run_id: str, aside: bytes) -> RunLog:
-        """Return a handle that goes on where one was set aside; asks the store for nothing."""
-        found = _Aside.parse(aside, where=run_id)
-        log = cls(store, run_id, snapshot_slot=found.snapshot)
-        log.run, log._durable, log._may_write = found.run, found.durable, found.may_write
-        log._tail.newest, log._tail.committed = found.newest, found.committed
-        log._tail.committed_digest = found.committed_digest
-        log.seen.head, log.seen.is_checked = None, True
-        return log
-
-    @property
-    def newest(self) -> Slot | None:
-        """The newest slot that was read."""
-        return self._tail.slot
 
     def end(self, notes: int | None) -> LogEnd | None:
         """Return how the log ended when it was read; `notes` is the table listed before."""
-        newest = self._tail.slot
+        newest = self.tail.slot
         return newest and LogEnd.unchecked(
             run=self.run_id,
             slots=newest.number + 1,
@@ -256,7 +210,7 @@ class RunLog:
     @property
     def newest_commit(self) -> CommitSlot | None:
         """The newest slot with a commit among those that were read."""
-        number, digest = self._tail.committed, self._tail.committed_digest
+        number, digest = self.tail.committed, self.tail.committed_digest
         return None if number is None or digest is None else CommitSlot(number, digest)
 
     def history(self) -> RunManifest:
@@ -290,7 +244,7 @@ class RunLog:
 
     def _join(self, recent: RecentRun, slots: Sequence[Slot], after: RecentRun) -> RunManifest:
         """Return a run after slots, with the records in its parts; without them, replay the log."""
-        whole = self._snapshots.join(recent)
+        whole = self.snapshots.join(recent)
         if whole is not None:
             with suppress(NeedsHistory):
                 return advance(whole, slots)
@@ -315,18 +269,13 @@ class RunLog:
         if self.run.created is not None and self.run.created.owner is not None:
             return self.run.created.owner
         with self._lock.here():
-            if self._tail.author is None and self.run.commits and not self.is_copy:
+            if self.tail.author is None and self.run.commits and not self.is_copy:
                 with suppress(IntegrityError):
                     first = self._slots.get(0)
                     if first is not None and first.commits:
-                        self._tail.author = first.commits[0][1].author
-            author = self._tail.author
+                        self.tail.author = first.commits[0][1].author
+            author = self.tail.author
             return None if author is None else author.rpartition("@")[0] or author
-
-    @property
-    def author(self) -> str | None:
-        """Who put commit 0, as `user@host`, if that is known."""
-        return self._tail.author
 
     def place_of(self, manifest: Digest) -> Place | None:
         """Return the place of a manifest, even of an evicted one; `None` if it has none."""
@@ -358,15 +307,15 @@ class RunLog:
         """Fold in further slots; into the complete run if a rule needs evicted records."""
         if isinstance(self.run, PartedRun):
             with suppress(NeedsHistory, Malformed):  # the whole run decides
-                tail = copied(self._tail)
-                self.run, self._tail = self.run.advanced(self._noted(tail, read())), tail
+                tail = copied(self.tail)
+                self.run, self.tail = self.run.advanced(self._noted(tail, read())), tail
                 return self.run
-        tail = copied(self._tail)
+        tail = copied(self.tail)
         try:
             self.run = advance(self.run, self._noted(tail, read()))
         except NeedsHistory:
             self.run = advance(self.history(), self._noted(tail, read()))
-        self._tail = tail
+        self.tail = tail
         return self.run
 
     def _noted(self, tail: Tail, slots: Iterable[Slot]) -> Iterator[Slot]:
@@ -381,7 +330,7 @@ class RunLog:
         `append` waits for the result, so a caller that sends packs meanwhile loses no time.
         """
         with self._lock.here():
-            number, digest = self.run.next_slot, self._tail.newest
+            number, digest = self.run.next_slot, self.tail.newest
         outcome = self._store.pools.small.submit(
             check_newest, self._store, self.run_id, number - 1, digest
         )
@@ -408,12 +357,12 @@ class RunLog:
         deletion that depends on a slot may survive the loss of that slot.
         """
         with self._lock.here():
-            if self._durable < self.run.next_slot:
+            if self.durable < self.run.next_slot:
                 seen = [slot_key(self.run_id, self.run.next_slot - 1)]
                 if self.run.epoch:
                     seen.append(epoch_key(self.run.epoch))
                 self._store.backend.make_durable(seen)
-                self._durable = self.run.next_slot
+                self.durable = self.run.next_slot
 
     def append(
         self,
@@ -465,14 +414,14 @@ class RunLog:
         if not self._slots.put(slot):
             return False
         self.run = grown
-        self._tail.take(slot, 0)
-        self._durable = grown.next_slot
-        self.seen.note(self.run, self._tail)
+        self.tail.take(slot, 0)
+        self.durable = grown.next_slot
+        self.seen.note(self.run, self.tail)
         # Lines that a sync copies are bytes: others have made those commits.
         if self._store.signer is not None and any(isinstance(line, Commit) for line in lines):
             self._store.signer.sign(self._store, *slot.commits[-1])
         if caches:
-            self._snapshots.write(self.run, slot, SNAPSHOT_EVERY, at_once=needs_history)
+            self.snapshots.write(self.run, slot, SNAPSHOT_EVERY, at_once=needs_history)
         return True
 
     def _read_winner(self) -> None:
@@ -487,12 +436,12 @@ class RunLog:
 
     def prepare_writing(self) -> None:
         """Prepare the first write, once: refuse symbolic links, also in the run's own folder."""
-        if not self._may_write:
+        if not self.may_write:
             self._store.prepare_writing()
             if self._store.signer is not None:
                 self._store.signer.prepare()
             refuse_links(self._store.backend, f"{RUNS}{self.run_id}/")
-            self._may_write = True
+            self.may_write = True
 
     def length(self) -> int:
         """Return how many slots the log has: one listing."""
@@ -514,14 +463,14 @@ class RunLog:
     def _open_from(self, slot: int, end: int | None, *, check_head: bool) -> bool:
         """Open the run from a snapshot; return whether that was possible."""
         proofs = self._slots.prove(self.seen.skipped(slot)) if check_head else ()
-        reading = self._store.pools.small.submit(self._snapshots.read, slot)
+        reading = self._store.pools.small.submit(self.snapshots.read, slot)
         slots = [*self.fetch(self._slots.numbers(slot) if end is None else range(slot, end))]
         found = reading.result()
-        opened = self._snapshots.parse(found, slots[0]) if found and slots else None
+        opened = self.snapshots.parse(found, slots[0]) if found and slots else None
         if opened is None:
             return False
-        self._tail = Tail()
-        self._tail.take(slots[0], self.seen.commits)
+        self.tail = Tail()
+        self.tail.take(slots[0], self.seen.commits)
         if isinstance(opened, RecentRun):
             opened = PartedRun.of_snapshot(opened, self._join)
         self.run = opened.compact()
@@ -529,42 +478,6 @@ class RunLog:
         if check_head:
             self.check_head(proofs)
         return True
-
-
-class Authorship(NamedTuple):
-    """Who writes a commit, and when."""
-
-    write: str  # random id of the write
-    author: str  # `user@host`
-    time_ms: int  # milliseconds since the epoch by the author's clock
-
-
-def new_authorship() -> Authorship:
-    """Return the authorship of a commit that this process makes now."""
-    return Authorship(secrets.token_hex(8), author(), int(time.time() * 1000))
-
-
-def commit_line(
-    run: RunManifest, actions: Sequence[Action], authorship: Authorship | None = None
-) -> Commit:
-    """Return the commit that continues a history with these actions."""
-    authorship = authorship or new_authorship()
-    return Commit(
-        n=run.commits,
-        run=run.run_id,
-        prev=run.head,
-        write=authorship.write,
-        author=authorship.author,
-        time_ms=authorship.time_ms,
-        actions=tuple(actions),
-    )
-
-
-def list_runs(store: Store) -> list[str]:
-    """Return the ids of all runs, sorted."""
-    listed = store.backend.list(RUNS, delimiter=True)
-    names = (info.key.removeprefix(RUNS) for info in listed if info.key.endswith("/"))
-    return sorted(name[:-1] for name in names if is_run_id(name[:-1]))
 
 
 def _author(slot: Slot | None) -> str:

@@ -79,7 +79,7 @@ class NotedLog(RunLog):
         self._run = held[held.index(b',"run":') + len(b',"run":') : -1]
         if held.startswith(start := b'{"author":'):
             author = held[len(start) : held.index(b',"packs":')]
-            self._tail.author = str(canonical.parse(author, where=seen.run))
+            self.tail.author = str(canonical.parse(author, where=seen.run))
         self.run = self._parsed()
         if (self.run.run_id, self.run.next_slot) != (seen.run, seen.settled):
             raise Malformed("a note of another run or slot", where=seen.run)

@@ -28,7 +28,7 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.history.actions import Mark, Place, Seal
 from holdfast.registry.history.replay import RunManifest, Slot, link_after
-from holdfast.registry.objects import CONFIG, log_prefix, parse_number, slot_key
+from holdfast.registry.objects import CONFIG, RUNS, is_run_id, log_prefix, parse_number, slot_key
 from holdfast.registry.store import Store, gaps, read_config
 from holdfast.registry.values import Digest, Field, Record
 
@@ -349,6 +349,13 @@ class Slots:
             where=key,
             hint=f"`holdfast log {self._run_id}` shows it; saving again is safe in both cases.",
         )
+
+
+def list_runs(store: Store) -> list[str]:
+    """Return the ids of all runs, sorted."""
+    listed = store.backend.list(RUNS, delimiter=True)
+    names = (info.key.removeprefix(RUNS) for info in listed if info.key.endswith("/"))
+    return sorted(name[:-1] for name in names if is_run_id(name[:-1]))
 
 
 def pause(first_s: float, attempt: int) -> None:

@@ -37,6 +37,7 @@ from holdfast.registry.history import (
     Epochs,
     RunLog,
     encode_forget,
+    set_aside,
 )
 from holdfast.registry.history.actions import Forget, Line, Mark, Place
 from holdfast.registry.history.replay import RunManifest, Slot
@@ -334,7 +335,7 @@ class Collector:
         # If a loss of power undid one of these evictions, its run would need the objects again.
         log.make_durable()
         if run_id in self._planner.logs:  # `note` goes on from here
-            self._planner.logs[run_id] = log.set_aside()
+            self._planner.logs[run_id] = set_aside(log)
         return needed
 
     # On a full store

@@ -31,7 +31,9 @@ from holdfast.registry.history import (
     Epochs,
     RunLog,
     Seen,
+    set_aside,
     stale_snapshots,
+    taken_up,
 )
 from holdfast.registry.history.actions import Free, Line, Place, Recover
 from holdfast.registry.history.replay import RunManifest, Slot
@@ -272,7 +274,7 @@ class Planner:
     def log(self, run_id: str) -> RunLog | None:
         """Return the log of a run as it was replayed; `None` if it was not."""
         aside = self.logs.get(run_id)
-        return None if aside is None else RunLog.taken_up(self._store, run_id, aside)
+        return None if aside is None else taken_up(self._store, run_id, aside)
 
     def _read_run(self, files: RunFiles, cutoff_s: float) -> tuple[set[bytes], set[bytes]]:
         """Replay a log: from its note or slot 0 up to the grace, then the slots within it.
@@ -308,7 +310,7 @@ class Planner:
         if log.newest_commit is not None:
             done = Replayed(log, log.run.next_slot, log.newest_commit, at_grace.compact())
             self._queue_note(done, note, start, is_old=self._may_be_sealed(log, recent))
-        self.logs[log.run_id] = log.set_aside()
+        self.logs[log.run_id] = set_aside(log)
         return needed, recently
 
     def _queue_note(

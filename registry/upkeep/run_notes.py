@@ -278,7 +278,7 @@ class Replayed:
     def note(self, packs: Mapping[ObjectKey, Collection[ObjectKey]]) -> tuple[Seen, bytes]:
         """Return the two lines of a note; `packs` are those of its placements."""
         named = {str(key): tuple(map(str, of)) for key, of in packs.items()}
-        held = Held.unchecked(run=self.settled, packs=named, author=self.log.author).encode()
+        held = Held.unchecked(run=self.settled, packs=named, author=self.log.tail.author).encode()
         is_short = self.settled.next_slot > 0 and len(held) <= _NOTE_BYTES
         seen = Seen(
             run=self.log.run_id,

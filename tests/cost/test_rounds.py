@@ -18,7 +18,8 @@ from holdfast.registry.history.actions import (
     ReportMetrics,
     line_digest,
 )
-from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line
+from holdfast.registry.history.authorship import commit_line
+from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog
 from holdfast.registry.history.replay import Slot
 from holdfast.registry.objects.keys import slot_key
 from holdfast.registry.store.heads import Heads, open_heads

@@ -12,7 +12,8 @@ import numpy as np
 import holdfast
 from holdfast.registry.face.registry import Registry
 from holdfast.registry.history.actions import AddCheckpoint, Place
-from holdfast.registry.history.log import RunLog, commit_line
+from holdfast.registry.history.authorship import commit_line
+from holdfast.registry.history.log import RunLog
 from holdfast.registry.objects.framing import wrap_frame
 from holdfast.registry.objects.keys import ObjectKey
 from holdfast.registry.objects.placement import Placement, Rows

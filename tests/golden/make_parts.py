@@ -5,7 +5,8 @@ from __future__ import annotations
 from holdfast.backends import Backend
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.history.actions import AddCheckpoint, ReportMetrics, SetTag
-from holdfast.registry.history.log import Authorship, RunLog, commit_line
+from holdfast.registry.history.authorship import Authorship, commit_line
+from holdfast.registry.history.log import RunLog
 from holdfast.registry.objects.keys import log_prefix, slot_key, snapshot_prefix, snapshot_slot
 from tests.support.lives import creation, digest, place
 

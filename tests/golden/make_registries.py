@@ -32,7 +32,7 @@ from tests.support.keys import GOLDEN_KEY, write_key
 STEPS = range(1, 4)
 _NOW_S = 1_767_323_045.0
 _FIXED: dict[str, object] = {
-    "holdfast.registry.history.log.author": "trainer@host",
+    "holdfast.registry.history.authorship.author": "trainer@host",
     "holdfast.registry.history.creating.describe_environment": {},
     "holdfast.registry.history.writer_token.host_name": "host",
 }

@@ -345,7 +345,7 @@ def build_registry(folder: Path) -> None:
     fixed = {
         "time.time": lambda: NOW_S,
         "secrets.token_hex": lambda n: f"{next(counter):0{2 * n}x}",
-        "holdfast.registry.history.log.author": lambda: "trainer@host",
+        "holdfast.registry.history.authorship.author": lambda: "trainer@host",
         "holdfast.registry.history.creating.describe_environment": lambda: {
             "host": "host",
             "python": "3.11",

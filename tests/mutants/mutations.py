@@ -17,6 +17,7 @@ MODULES = {
     "commit": (
         *("registry.writing.committer", "registry.writing.object_writer"),
         *("registry.history.log", "registry.history.slots", "registry.history.epochs"),
+        "registry.history.authorship",
     ),
     "gc": (
         *("registry.upkeep.gc", "registry.upkeep.planning", "registry.upkeep.live"),

@@ -53,7 +53,9 @@ SURVIVORS = {
     "registry.saving.journal.folder:RunFolder.ids: 0 -> 1": (
         "The first machine of a journal gets number 2; only the order counts."
     ),
-    "registry.history.log:new_authorship: 8 -> 9": "The random name of a write is a byte longer.",
+    "registry.history.authorship:new_authorship: 8 -> 9": (
+        "The random name of a write is a byte longer."
+    ),
     "registry.upkeep.sealing:seal: list[Line] | None -> list[Line] & None": _ANNOTATION,
     "registry.writing.object_writer:ObjectWriter.commit: Sequence[Line | bytes] | None -> "
     "Sequence[Line | bytes] & None": _ANNOTATION,

@@ -17,7 +17,8 @@ from holdfast.registry import formats
 from holdfast.registry.errors import IncompatibleState, IntegrityError, InvalidInput
 from holdfast.registry.face.registry import Registry
 from holdfast.registry.history.actions import AddCheckpoint, Place
-from holdfast.registry.history.log import RunLog, commit_line
+from holdfast.registry.history.authorship import commit_line
+from holdfast.registry.history.log import RunLog
 from holdfast.registry.objects.manifest import Component, Manifest
 from holdfast.registry.objects.placement import Placement, Rows
 from holdfast.registry.values.canonical import Json

@@ -44,9 +44,10 @@ from holdfast.registry.errors import (
     UnsupportedValue,
 )
 from holdfast.registry.face.factory import open_on
-from holdfast.registry.history import log, slots
+from holdfast.registry.history import authorship, slots
 from holdfast.registry.history.actions import SetStatus
-from holdfast.registry.history.log import RunLog, commit_line
+from holdfast.registry.history.authorship import commit_line
+from holdfast.registry.history.log import RunLog
 from holdfast.registry.objects import framing
 from holdfast.registry.objects.framing import join_lines, split_lines, wrap_frame
 from holdfast.registry.objects.keys import slot_key
@@ -546,7 +547,7 @@ def test_bad_input_52_circular_reference(run, backend):
 def test_bad_input_58_a_minute_of_lost_races(backend, saved, monkeypatch, open_registry):
     clock = SimpleNamespace(monotonic=itertools.count().__next__, sleep=lambda seconds: None)
     monkeypatch.setattr(slots, "time", clock)
-    monkeypatch.setattr(log, "author", lambda: "winner@gpu7")
+    monkeypatch.setattr(authorship, "author", lambda: "winner@gpu7")
     rival = open_registry(backend).run("run")
 
     class Loses(Wrapper):
@@ -563,7 +564,7 @@ def test_bad_input_58_a_minute_of_lost_races(backend, saved, monkeypatch, open_r
 
 
 def test_bad_input_59_commit_state_unknown(backend, saved, monkeypatch, open_registry):
-    monkeypatch.setattr(log.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(slots.time, "sleep", lambda seconds: None)
 
     run = open_registry(Liar(backend)).run("run")
     said = (slot_key("run", 2), "unknown whether the commit landed", "holdfast log run")

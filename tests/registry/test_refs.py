@@ -123,7 +123,8 @@ def test_best_without_a_monitor_says_how_to_have_one(reg):
 
 def _with_equal_digits(reg, monkeypatch):
     from holdfast.registry.history.actions import AddCheckpoint
-    from holdfast.registry.history.log import RunLog, commit_line
+    from holdfast.registry.history.authorship import commit_line
+    from holdfast.registry.history.log import RunLog
     from holdfast.registry.values.digest import Digest
 
     digests = [Digest(bytes.fromhex("abcdef12") + bytes([i]) * 28) for i in (1, 2)]
@@ -149,7 +150,8 @@ def test_digits_that_several_ids_begin_with_are_ambiguous(reg, monkeypatch):
 
 def test_digits_that_differ_between_runs_are_ambiguous(reg, monkeypatch):
     from holdfast.registry.history.actions import AddCheckpoint
-    from holdfast.registry.history.log import RunLog, commit_line
+    from holdfast.registry.history.authorship import commit_line
+    from holdfast.registry.history.log import RunLog
     from holdfast.registry.values.digest import Digest
 
     for i, name in enumerate(("a", "b")):

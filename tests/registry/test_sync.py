@@ -28,8 +28,9 @@ from holdfast.registry.errors import (
 )
 from holdfast.registry.face import open_on
 from holdfast.registry.history.actions import Mark, Seal, SetStatus
+from holdfast.registry.history.authorship import commit_line
 from holdfast.registry.history.epochs import encode_sweep
-from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line
+from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog
 from holdfast.registry.history.snapshots import REPLAY_VERSION, snapshot_header
 from holdfast.registry.objects.framing import join_lines
 from holdfast.registry.objects.keys import (
@@ -552,8 +553,8 @@ def test_a_wrong_snapshot_of_the_source_costs_time_and_no_checkpoint(mirrored):
         lacking = log.run.changed(checkpoints=log.run.checkpoints[:-1], places=log.run.places[:-1])
         for one in reg.handle.store.backend.list(snapshot_prefix("a")):
             reg.handle.store.backend.delete(one.key)
-        data = join_lines([snapshot_header(log.newest, REPLAY_VERSION), lacking.encode()])
-        reg.handle.store.backend.put(snapshot_key("a", log.newest.number), data)
+        data = join_lines([snapshot_header(log.tail.slot, REPLAY_VERSION), lacking.encode()])
+        reg.handle.store.backend.put(snapshot_key("a", log.tail.slot.number), data)
     assert mirrored.sync()["a"] == 2
     with holdfast.open(mirrored.dst) as reg:
         assert same(reg.run("a").latest().load(), small_state(9))

@@ -10,8 +10,9 @@ from pathlib import Path
 import holdfast
 from holdfast.registry.face.registry import Registry
 from holdfast.registry.face.run import Run
-from holdfast.registry.history.log import RunLog, list_runs
+from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import RunManifest, advance
+from holdfast.registry.history.slots import list_runs
 from holdfast.registry.objects.keys import KINDS
 from holdfast.registry.writing.object_writer import placed_keys
 from tests.storm.contents import difference, state_of

@@ -23,8 +23,9 @@ from typing import Any
 from holdfast.registry.errors import IntegrityError, ObjectNotFound
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.epochs import Epochs
-from holdfast.registry.history.log import RunLog, list_runs
+from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import RunManifest, Slot, advance
+from holdfast.registry.history.slots import list_runs
 from holdfast.registry.objects import ObjectKey, Placement, epoch_key, slot_key
 from holdfast.registry.store import Store
 from holdfast.registry.writing.object_writer import placed_keys

@@ -45,13 +45,13 @@ def open_together(group: Group, store: Store, run_id: str, read: Callable[[], Ru
             # This rank may be late, and its machine may have seen more since.
             if (
                 not log.open_copy(copy, is_durable=False)
-                or log.newest is None
+                or log.tail.slot is None
                 or log.run.next_slot < log.seen.slots
                 or log.run.commits < log.seen.commits
             ):
                 return read()
             log.is_copy = False  # rank 0 has read it
-            log.check_head(log.fetch(log.seen.skipped(log.newest.number)))
+            log.check_head(log.fetch(log.seen.skipped(log.tail.slot.number)))
             return log
         log = read()
         if not isinstance(log.run, PartedRun):  # a whole one takes all of its parts
@@ -67,8 +67,9 @@ def open_together(group: Group, store: Store, run_id: str, read: Callable[[], Ru
 
 def tell_slot(log: RunLog) -> tuple[dict[str, Any], bytes]:
     """Return the newest slot of a log, as parts of a message."""
-    assert log.newest is not None  # the caller has read or put one
-    return {"slot": log.newest.number}, log.newest.data
+    slot = log.tail.slot
+    assert slot is not None  # the caller has read or put one
+    return {"slot": slot.number}, slot.data
 
 
 def hear_slot(log: RunLog, header: Mapping[str, Any], columns: Iterable[memoryview]) -> None:

@@ -15,7 +15,7 @@ from holdfast.backends.base import ObjectInfo
 from holdfast.registry.errors import Malformed, NotFound
 from holdfast.registry.face import Registry
 from holdfast.registry.history.actions import SetStatus
-from holdfast.registry.history.log import commit_line
+from holdfast.registry.history.authorship import commit_line
 from holdfast.registry.objects.framing import join_lines, split_lines
 from holdfast.registry.objects.keys import slot_key
 from holdfast.registry.values import canonical

@@ -19,7 +19,7 @@ from holdfast.registry.errors import (
     RestoreFailed,
     UnsupportedValue,
 )
-from holdfast.registry.history import log
+from holdfast.registry.history import slots
 from tests.support.faults import flip
 from tests.support.loads import actions_of, steps
 from tests.support.states import same, save_small, small_state
@@ -451,7 +451,7 @@ def test_leaving_by_an_exception_sets_the_status_and_lets_it_through(run, error,
 def test_the_callers_error_comes_through_though_the_store_is_down(
     backend, open_registry, monkeypatch
 ):
-    monkeypatch.setattr(log.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(slots.time, "sleep", lambda seconds: None)
 
     class Down(Wrapper):
         down = False

@@ -206,7 +206,7 @@ def test_owner_project_and_labels_are_those_of_the_creation(reg, backend, caplog
     assert line.owner() == author().rpartition("@")[0]
     other = RunLog(line._store, "plain")
     other.open()
-    assert other._tail.author is None
+    assert other.tail.author is None
     assert (other.owner(), again.handle.log.owner()) == (line.owner(), "ana")
 
 

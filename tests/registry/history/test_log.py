@@ -11,10 +11,13 @@ from holdfast.backends import ObjectInfo, StoreUnavailable
 from holdfast.backends.errors import AccessDenied
 from holdfast.backends.wrappers import Fault, Faulty, Metered, Wrapper
 from holdfast.registry.errors import Conflict, Damaged, Malformed, RolledBack, UnsupportedFormat
-from holdfast.registry.history import log, slots
+from holdfast.registry.history import authorship, slots
 from holdfast.registry.history.actions import CreateRun, Mark, SetStatus, TakeOver
-from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line, list_runs
+from holdfast.registry.history.aside import set_aside, taken_up
+from holdfast.registry.history.authorship import commit_line
+from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog
 from holdfast.registry.history.replay import RunManifest, advance
+from holdfast.registry.history.slots import list_runs
 from holdfast.registry.objects.framing import join_lines, split_lines
 from holdfast.registry.objects.keys import slot_key, snapshot_key, snapshot_prefix
 from holdfast.registry.store.store import Store, read_config
@@ -28,7 +31,7 @@ CREATE = CreateRun(config=None, config_hash=Digest.of(b""), seed="0" * 16, envir
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr(log.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(slots.time, "sleep", lambda seconds: None)
 
 
 @pytest.fixture
@@ -192,7 +195,7 @@ def racing(monkeypatch, run_log, store_on, backend, wins_after, put_s=0.02):
     hooked = Hooked(backend)
     mine = reopened(store_on, hooked)
     lost = []
-    monkeypatch.setattr(log, "author", lambda: f"winner{len(lost)}@gpu7")
+    monkeypatch.setattr(authorship, "author", lambda: f"winner{len(lost)}@gpu7")
 
     def win(method, key):
         if method == "put_if_absent" and key.startswith("runs/r/log/") and len(lost) < wins_after:
@@ -581,20 +584,20 @@ def test_a_log_that_was_set_aside_goes_on_without_a_request(backend, store_on, r
     log.check_head()
     log.append(lambda run: None)  # nothing but a look
     calls.clear()
-    aside = log.set_aside()
-    other = RunLog.taken_up(store, log.run_id, aside)
+    aside = set_aside(log)
+    other = taken_up(store, log.run_id, aside)
     assert calls == []
     assert (other.run, other.newest_commit) == (log.run.compact(), log.newest_commit)
-    assert other.set_aside() == aside
+    assert set_aside(other) == aside
     other.append(lambda run: [Mark(epoch=1)])
     assert other.run.next_slot == log.run.next_slot + 1
     assert log.refresh() == other.run
     empty = RunLog(store, "other")
-    assert RunLog.taken_up(store, "other", empty.set_aside()).run == empty.run
+    assert taken_up(store, "other", set_aside(empty)).run == empty.run
     # A log that was replaced meanwhile gets no further slot (W4).
     backend.delete(slot_key(log.run_id, other.run.next_slot - 1))
     with pytest.raises(RolledBack):
-        RunLog.taken_up(store, log.run_id, other.set_aside()).append(lambda run: [Mark(epoch=2)])
+        taken_up(store, log.run_id, set_aside(other)).append(lambda run: [Mark(epoch=2)])
 
 
 def test_two_lost_races_cost_no_pause_and_each_further_one_doubles_it(monkeypatch):

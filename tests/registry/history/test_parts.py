@@ -23,7 +23,8 @@ from holdfast.registry.history.actions import (
     ReportMetrics,
     Rewind,
 )
-from holdfast.registry.history.log import RunLog, commit_line
+from holdfast.registry.history.authorship import commit_line
+from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import PART_NAMES, PartedRun, RunManifest, Slot, advance
 from holdfast.registry.history.replay.parted_run import RecentRun
 from holdfast.registry.history.snapshots import PARTED_VERSION, Snapshots, stale_snapshots

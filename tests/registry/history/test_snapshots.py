@@ -12,7 +12,8 @@ from holdfast.backends.wrappers.metered import Call
 from holdfast.registry.errors import Conflict, NotFound, RolledBack
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.history.actions import AddCheckpoint, Evict, SetPin, SetStatus
-from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog, commit_line
+from holdfast.registry.history.authorship import commit_line
+from holdfast.registry.history.log import SNAPSHOT_EVERY, RunLog
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest, Slot, advance
 from holdfast.registry.history.snapshots import REPLAY_VERSION, Snapshots
 from holdfast.registry.objects.framing import join_lines, split_lines
@@ -337,4 +338,4 @@ def test_a_snapshot_is_due_when_it_is_cheap(reg, kept, megabytes, status, apart)
 
 def test_a_handle_keeps_only_the_newest_snapshot_in_mind(trained, backend):
     keys = [key for key in contents(backend) if "/snapshots/" in key]
-    assert snapshot_key("run", trained.handle.log._snapshots.newest) in keys
+    assert snapshot_key("run", trained.handle.log.snapshots.newest) in keys

@@ -230,7 +230,7 @@ def test_what_is_gone_for_good_is_missing(run, backend, open_registry):
 
 def test_a_checkpoint_that_the_log_does_not_place_is_missing(backend, open_registry, reg):
     from holdfast.registry.history.actions import AddCheckpoint
-    from holdfast.registry.history.log import commit_line
+    from holdfast.registry.history.authorship import commit_line
     from holdfast.registry.values.digest import Digest
 
     reg.create_run("run")

@@ -347,7 +347,7 @@ def test_another_run_at_home_gives_what_the_mirror_lacks(home, open_registry, ru
 
 def test_a_checkpoint_without_a_place_gets_one(home, open_registry, synced):
     from holdfast.registry.history.actions import AddCheckpoint
-    from holdfast.registry.history.log import commit_line
+    from holdfast.registry.history.authorship import commit_line
 
     synced.create_run("more").save(small_state(9), step=9)
     manifest = synced.checkpoint("more").digest

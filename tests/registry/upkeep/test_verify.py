@@ -194,7 +194,7 @@ def test_what_stands_before_a_damaged_slot_is_still_checked(two, check, backend)
 
 def test_a_checkpoint_without_a_place_is_found(two, check, backend, reg):
     from holdfast.registry.history.actions import AddCheckpoint
-    from holdfast.registry.history.log import commit_line
+    from holdfast.registry.history.authorship import commit_line
     from holdfast.registry.values.digest import Digest
 
     log = RunLog(reg.handle.store, "run")

@@ -17,8 +17,9 @@ from holdfast.registry.errors import Conflict, MissingObject, RolledBack
 from holdfast.registry.face.registry import Registry
 from holdfast.registry.history import slots
 from holdfast.registry.history.actions import Line, Mark, Place, SetPin, SetStatus, TakeOver
+from holdfast.registry.history.authorship import commit_line
 from holdfast.registry.history.epochs import encode_sweep
-from holdfast.registry.history.log import RunLog, commit_line
+from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import NeedsHistory, RunManifest
 from holdfast.registry.objects.keys import ObjectKey, epoch_key, slot_key
 from holdfast.registry.store.store import Store

@@ -13,8 +13,9 @@ from holdfast.registry.errors import (
     UnsupportedFormat,
 )
 from holdfast.registry.history.actions import Place
+from holdfast.registry.history.authorship import commit_line
 from holdfast.registry.history.epochs import Epochs, encode_sweep, encode_upgrade
-from holdfast.registry.history.log import RunLog, commit_line
+from holdfast.registry.history.log import RunLog
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.objects.keys import ObjectKey, epoch_key
 from holdfast.registry.objects.manifest import Component, Manifest

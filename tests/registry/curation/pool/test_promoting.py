@@ -9,7 +9,7 @@ from holdfast.backends.errors import StoreUnavailable
 from holdfast.registry.curation.pool.promoting import ModelSource, PromotionCommit, Terms
 from holdfast.registry.curation.pool.ratings import Rating
 from holdfast.registry.errors import Conflict, InvalidInput
-from holdfast.registry.history import log
+from holdfast.registry.history import log, slots
 from holdfast.registry.history.actions import Mark
 from holdfast.registry.history.epochs import encode_sweep
 from holdfast.registry.objects.keys import ObjectKey, epoch_key
@@ -213,7 +213,7 @@ def test_a_promotion_whose_answer_was_lost_can_be_repeated(make, hooked, monkeyp
         if method == "put_if_absent" and key.startswith(_SLOTS):
             raise StoreUnavailable("no answer")
 
-    monkeypatch.setattr(log.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(slots.time, "sleep", lambda seconds: None)
     hooked.after = lose
     with pytest.raises(StoreUnavailable):
         run.pool.promote(checkpoint)

@@ -10,7 +10,7 @@ from holdfast.backends.wrappers import Wrapper
 from holdfast.registry.curation.pool.ratings import DEFAULT
 from holdfast.registry.errors import Conflict, Fenced, IntegrityError, InvalidInput, NotFound
 from holdfast.registry.history.actions import Evict, Eviction, SetPin
-from holdfast.registry.history.log import commit_line
+from holdfast.registry.history.authorship import commit_line
 from tests.registry.deriving.transitions.world import (
     GOOD,
     ROWS,

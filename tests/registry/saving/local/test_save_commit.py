@@ -17,7 +17,8 @@ from holdfast.registry.errors import (
     RestoreFailed,
 )
 from holdfast.registry.history.actions import AddCheckpoint, Evict, TakeOver
-from holdfast.registry.history.log import RunLog, commit_line
+from holdfast.registry.history.authorship import commit_line
+from holdfast.registry.history.log import RunLog
 from holdfast.registry.spec import DtypeRule, Phase, Retention, Row, RunSpec, Tier, Transition
 from tests.support.faults import Hooked, Once, flip
 from tests.support.states import same, save_small, small_state

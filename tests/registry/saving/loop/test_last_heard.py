@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from holdfast.registry.history import log
+from holdfast.registry.history import authorship
 from holdfast.registry.saving.loop.notice import last_heard
 
 STATE = {"w": np.zeros(3)}
@@ -34,8 +34,8 @@ def test_three_intervals_and_a_minute_are_too_long(run, every_s):
 def clock(monkeypatch) -> SimpleNamespace:
     """The clock of the writer, in seconds: set `now`."""
     set_to = SimpleNamespace(now=1000.0)
-    own = SimpleNamespace(time=lambda: set_to.now, monotonic=log.time.monotonic)
-    monkeypatch.setattr(log, "time", own)
+    own = SimpleNamespace(time=lambda: set_to.now)
+    monkeypatch.setattr(authorship, "time", own)
     return set_to
 
 
