@@ -10,7 +10,7 @@ from typing import Literal
 
 from holdfast.registry.history.actions import Place
 from holdfast.registry.objects import ObjectKey
-from holdfast.registry.values import Digest, markup, size
+from holdfast.registry.values import Digest, DigestField, Record, markup, size
 
 Severity = Literal["error", "note"]
 #: The least that a check has to read to find something: names and sizes, the bytes, or the chunks
@@ -36,13 +36,13 @@ class Finding:
     needs: Needs = "structure"  # what a check has to read to find it
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
-    """A state of a run that needs a damaged object, or has no usable place."""
+class Need(Record):
+    """A state that a run holds."""
 
     run_id: str
-    manifest: Digest  # the state
-    place: Place | None  # its place by the run's log; `None` where the log gives none
+    manifest: DigestField  # the state
+    place: Place | None = None  # its place by the run's log; `None` where the log gives none
+    parts: tuple[str, ...] | None = None  # the components that the run holds; `None` for all
     refs: tuple[str, ...]  # refs of the checkpoints, pins and others that need it
 
 

@@ -6,7 +6,7 @@ it. Snapshots are not trusted here: they are compared with the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,7 +44,8 @@ from holdfast.registry.objects import (
 from holdfast.registry.store import Store, gaps
 from holdfast.registry.store.heads import Head
 from holdfast.registry.upkeep.data_pass import fault_of
-from holdfast.registry.upkeep.findings import Finding
+from holdfast.registry.upkeep.findings import Finding, Need
+from holdfast.registry.upkeep.shelf import Shelf
 from holdfast.registry.upkeep.verify_notes import Base, Checked
 from holdfast.registry.values import Digest, Json, canonical
 
@@ -86,14 +87,34 @@ class History:
     head: Head | None  # how far the log goes; `None` before the first commit
     links: Mapping[int, Digest]  # links of the history after the requested numbers of commits
     digest: Digest | None  # digest of the requested slot, if it was read
-    #: The places of all states that the run holds, with the refs that need them.
-    places: dict[Place, tuple[str, ...]]
-    thinned: dict[Digest, tuple[str, ...]]  # the states that it holds in part, with these parts
-    #: The states that it holds and gives no place, with the refs that need them.
-    unplaced: dict[Digest, tuple[str, ...]]
+    needs: tuple[Need, ...]  # the states that it holds
     findings: tuple[Finding, ...]  # what is wrong with its log and its snapshots
     size_bytes: int  # bytes that were read
     kept: tuple[Checked, bytes] | None  # for the next verification, if nothing is wrong
+
+
+class NeededStates:
+    """The states that runs hold; not in memory."""
+
+    def __init__(self) -> None:
+        self._by_run = Shelf[bytes]()
+        self.unplaced: set[str] = set()  # runs that give a state no place
+
+    def take(self, history: History) -> None:
+        """Take the states of a run, in the place of those that were taken before."""
+        self._by_run[history.run_id] = b"\n".join(one.encode() for one in history.needs)
+        is_placed = all(one.place is not None for one in history.needs)
+        (self.unplaced.discard if is_placed else self.unplaced.add)(history.run_id)
+
+    def of(self, run_ids: Iterable[str] | None = None) -> Iterator[Need]:
+        """Yield the states of some runs, or of all by name; none may be taken meanwhile."""
+        for run_id in self._by_run if run_ids is None else run_ids:
+            lines = (self._by_run.get(run_id) or b"").split(b"\n")
+            yield from (Need.parse(one, where=run_id) for one in lines if one)
+
+    def places(self, run_ids: Iterable[str] | None = None) -> Iterator[tuple[Place, Need]]:
+        """Yield those that have a place."""
+        return ((one.place, one) for one in self.of(run_ids) if one.place is not None)
 
 
 def read_history(store: Store, asked: Asked) -> History:
@@ -166,11 +187,17 @@ class _Reading:
         return self._history()
 
     def _history(self) -> History:
-        run, placed = self.run, self.run.by_manifest
-        holders = {
-            manifest: tuple(f"{run.run_id}/{ref}" for ref in refs)
+        run = self.run
+        needs = (
+            Need.unchecked(
+                run_id=run.run_id,
+                manifest=manifest,
+                place=run.by_manifest.get(manifest),
+                parts=run.thinned.get(manifest),
+                refs=tuple(f"{run.run_id}/{ref}" for ref in refs),
+            )
             for manifest, refs in run.holders().items()
-        }
+        )
         return History(
             run_id=run.run_id,
             commits=run.commits,
@@ -180,9 +207,7 @@ class _Reading:
             head=self._head(),
             links=self._links,
             digest=self._digest,
-            thinned=run.thinned,
-            places={placed[one]: refs for one, refs in holders.items() if one in placed},
-            unplaced={one: refs for one, refs in holders.items() if one not in placed},
+            needs=tuple(needs),
             findings=tuple(self._findings),
             size_bytes=self._size_bytes,
             kept=None if self._findings or not self._asked.keeps else self._kept(),

@@ -173,7 +173,7 @@ class PlaceCheck:
         self._rows: WhichRows = rows
         self._tables = tables or Tables()
         self._decoding = decoding
-        self._proven: set[Digest] = set()  # components: most checkpoints share some
+        self._proven = Shelf[int]()  # components: most checkpoints share some
         self._turn = Lock()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -214,9 +214,9 @@ class PlaceCheck:
         """Return a manifest from which the state can be rebuilt."""
         manifest = decode_manifest(data, key)
         for name, part in manifest.components.items():
-            if part.digest not in self._proven:
+            if part.digest.hex() not in self._proven:
                 pytree.check_values(name, part.skeleton)
-                self._proven.add(part.digest)
+                self._proven[part.digest.hex()] = 1
         return manifest
 
     def _may_check_rows(self, placement: Placement) -> bool:
@@ -252,19 +252,20 @@ class PacksOf:
     def keep(self, place: Place, objects: Mapping[str, int]) -> None:
         """Keep the packs among the objects of a place."""
         packs = (f"{key} {size}" for key, size in objects.items() if key.startswith("packs/"))
-        self._shelf[_name(place)] = " ".join(packs)
+        self._shelf[place_name(place)] = " ".join(packs)
 
     def of(self, place: Place) -> list[PackRef]:
         """Return the packs of a place, as far as they are known."""
-        words = (self._shelf.get(_name(place)) or "").split()
+        words = (self._shelf.get(place_name(place)) or "").split()
         pairs = zip(words[::2], words[1::2], strict=True)
         return [PackRef(ObjectKey.parse(key), int(size)) for key, size in pairs]
 
     def __contains__(self, place: Place) -> bool:
-        return _name(place) in self._shelf
+        return place_name(place) in self._shelf
 
 
-def _name(place: Place) -> str:
+def place_name(place: Place) -> str:
+    """Return the two keys of a place, that of the manifest first."""
     return f"{place.manifest_key} {place.placement_key}"
 
 

@@ -240,8 +240,8 @@ class _Repair:
     def _sources(self, manifests: set[Digest]) -> dict[Digest, list[tuple[Store, Place]]]:
         """Return the places of states that may be whole: here, and at the mirror."""
         found = {
-            manifest: [(self._store, place) for place in self._verification.whole_places(manifest)]
-            for manifest in manifests
+            manifest: [(self._store, place) for place in places]
+            for manifest, places in self._verification.whole_places(manifests).items()
         }
         for run_id in list_runs(self._mirror) if manifests else ():
             try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from holdfast.registry import history as history_room
@@ -70,7 +71,7 @@ class SignatureCheck:
 
     def take(self, history: History) -> None:
         """Take a run that was read."""
-        self._histories[history.run_id] = history
+        self._histories[history.run_id] = replace(history, needs=(), kept=None)
 
     def check(self) -> Iterator[Finding]:
         """Yield what is not signed, and signatures that another log must have had."""

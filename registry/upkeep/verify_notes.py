@@ -281,12 +281,12 @@ class LastCheck:
 
     def keep(
         self,
-        held: Mapping[str, Iterable[Place]],
+        held: Callable[[str], Iterable[tuple[Place, object]]],
         objects_of: Callable[[Place], dict[str, int] | None],
     ) -> None:
         """Keep the runs, with the states that each holds and that are without faults.
 
-        `objects_of` gives the objects of such a state with their sizes.
+        `held` gives the places of a run; `objects_of` the objects of such a state with their sizes.
         """
         if self._store.heads is None:
             return
@@ -303,7 +303,7 @@ class LastCheck:
                 assert self._file is not None  # something was taken
                 self._file.seek(start)
                 seen, _, run = self._file.read(length).partition(b"\n")
-                found = ((str(one.placement_key), objects_of(one)) for one in held[run_id])
+                found = ((str(one.placement_key), objects_of(one)) for one, _ in held(run_id))
                 states = {name: objects for name, objects in found if objects}
                 line = Checked.decode(seen, where=_CHECKED).changed(states=states).encode()
                 size_bytes += len(line) + len(run)

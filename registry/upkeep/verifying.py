@@ -10,12 +10,13 @@ during the check is no finding.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from itertools import filterfalse
+from itertools import filterfalse, groupby
 
 from holdfast.registry.errors import ObjectNotFound, RegistryError
 from holdfast.registry.history import list_runs
@@ -40,7 +41,7 @@ from holdfast.registry.upkeep.findings import (
     read_differently,
 )
 from holdfast.registry.upkeep.head_check import HeadCheck, NoteCheck
-from holdfast.registry.upkeep.histories import Asked, History, read_history
+from holdfast.registry.upkeep.histories import Asked, History, NeededStates, read_history
 from holdfast.registry.upkeep.placement_checks import (
     HELD_BYTES,
     Checked,
@@ -52,8 +53,10 @@ from holdfast.registry.upkeep.placement_checks import (
     WhichRows,
     check_pack,
     condemned_by,
+    place_name,
 )
 from holdfast.registry.upkeep.shards import Shard
+from holdfast.registry.upkeep.shelf import Shelf
 from holdfast.registry.upkeep.signature_check import Keys, SignatureCheck
 from holdfast.registry.upkeep.verify_notes import KeptFinding, LastCheck, known_damage
 from holdfast.registry.values import Digest
@@ -130,16 +133,14 @@ class Verification:
     def _begin(self) -> None:
         self._names = Names()
         self._findings: list[Finding] = []
-        self._histories: dict[str, dict[Place, tuple[str, ...]]] = {}
-        self._unplaced: dict[str, dict[Digest, tuple[str, ...]]] = {}
+        self._needed = NeededStates()
         self._checkpoints = self._unchanged = 0
         self._marked: dict[str, int] = {}
-        self._seen: dict[Place, None] = {}
         self._again: set[ObjectKey] = set()
+        self._seen = Shelf[int]()  # the places that were looked at
         self._known = PacksOf()
         self._unfit: dict[Place, str] = {}
-        self._thinned: dict[str, dict[Digest, tuple[str, ...]]] = {}
-        self._covers: dict[Place, tuple[str, ...]] = {}  # the placements of thinned states
+        self._covers = Shelf[str]()  # the components in the placements of thinned states
         self.faults: dict[ObjectKey, Fault] = {}
 
     def read_data(
@@ -169,17 +170,23 @@ class Verification:
         self._names.list_links(self._store)
         self._names.list_runs(self._store, self._last.slots if self._last else {})
         runs = list_runs(self._store)
+        runs = runs if self._last is None else self._last.in_parts(runs)
         self._read(runs, self._report_history, self._last)
         self._names.list_objects(self._store)
         epochs = self._names.check_epochs(self._store, self._marked, deep=self._data is not None)
         epochs += self._head_check.check_registry(runs, self._names.epoch)
         epochs += self._note_check.check_registry(runs)
         self._read_again()
-        self._check_places(self._held())
+        self._check_places(
+            (place, need.run_id)
+            for place, need in self._needed.places(runs)
+            if place_name(place) not in self._seen
+        )
         if self._is_whole:
             self._check_unneeded()
         damaged = self._packs.faults
-        named = (pack for place in self._seen if damaged for pack in self._known.of(place))
+        places = self._needed.places() if damaged else ()
+        named = (pack for place, _ in places for pack in self._known.of(place))
         sizes = {pack.key: pack.size_bytes for pack in named if pack.key in damaged}
         for key, message in damaged.items():
             self.faults.setdefault(key, Fault(message, size_bytes=sizes.get(key)))
@@ -189,7 +196,7 @@ class Verification:
         if self._notes is not None and self._is_whole:
             self._notes.finish()  # not earlier: a check that fails must not cost the reading
         if self._last is not None:
-            self._last.keep(self._histories, self._whole_objects)
+            self._last.keep(lambda run: self._needed.places([run]), self._whole_objects)
         found = (config, epochs, self._names.findings, self._findings, self._object_findings())
         standing = filterfalse(self._looks_for, known_damage(self._store))
         return VerifyReport(
@@ -219,34 +226,26 @@ class Verification:
     def needs(self) -> dict[ObjectKey, list[Need]]:
         """Return the states that need an object with a fault, by object."""
         found: dict[ObjectKey, list[Need]] = {}
-        for run_id, places in sorted(self._histories.items()) if self.faults else ():
-            for place, refs in places.items():
-                for key in self.faults.keys() & set(self._keys_of(place)):
-                    found.setdefault(key, []).append(Need(run_id, place.manifest, place, refs))
+        for place, need in self._needed.places() if self.faults else ():
+            for key in self.faults.keys() & set(self._keys_of(place)):
+                found.setdefault(key, []).append(need)
         return found
 
     def unplaced(self) -> list[Need]:
         """Return the states that a run holds and gives no place, or a wrong one."""
-        unplaced = [
-            Need(run_id, manifest, None, refs)
-            for run_id, manifests in sorted(self._unplaced.items())
-            for manifest, refs in manifests.items()
-        ]
-        return unplaced + [
-            Need(run_id, place.manifest, place, refs)
-            for run_id, places in sorted(self._histories.items())
-            for place, refs in places.items()
-            if place in self._unfit
-        ]
+        runs = sorted(self._needed.unplaced)
+        unplaced = [need for need in self._needed.of(runs) if need.place is None]
+        places = self._needed.places() if self._unfit else ()
+        return unplaced + [need for place, need in places if place in self._unfit]
 
-    def whole_places(self, manifest: Digest) -> list[Place]:
-        """Return the undamaged places of a state in all runs."""
-        places = (place for held in self._histories.values() for place in held)
-        return [
-            place
-            for place in dict.fromkeys(places)
-            if place.manifest == manifest and not self._is_suspect(place)
-        ]
+    def whole_places(self, manifests: Collection[Digest]) -> dict[Digest, list[Place]]:
+        """Return the undamaged places of states in all runs."""
+        found: dict[Digest, list[Place]] = {manifest: [] for manifest in manifests}
+        for place, _ in self._needed.places() if manifests else ():
+            known = found.get(place.manifest)
+            if known is not None and place not in known and not self._is_suspect(place):
+                known.append(place)
+        return found
 
     def _is_suspect(self, place: Place) -> bool:
         keys = self._keys_of(place) if self.faults else ()
@@ -254,7 +253,8 @@ class Verification:
 
     def _whole_objects(self, place: Place) -> dict[str, int] | None:
         """Return the objects of a state without faults, with sizes; `None` if it may have some."""
-        if place in self._covers or place not in self._known or self._is_suspect(place):
+        is_thinned = place_name(place) in self._covers
+        if is_thinned or place not in self._known or self._is_suspect(place):
             return None
         return {str(key): self._names.sizes.get(str(key)) or -1 for key in self._keys_of(place)}
 
@@ -285,9 +285,7 @@ class Verification:
             history = done.result()
             self._count(history.size_bytes)
             self._marked[asked.run_id] = history.epoch
-            self._histories[asked.run_id] = history.places
-            self._thinned[asked.run_id] = history.thinned
-            self._unplaced[asked.run_id] = history.unplaced
+            self._needed.take(history)
             self._unchanged += asked.base is not None and not history.size_bytes
             report(history)
 
@@ -297,8 +295,7 @@ class Verification:
             base = None if last is None else last.base(one, log, snapshots, commits)
             return Asked(one, snapshots, commits, slot, base, last is not None)
 
-        ordered = run_ids if last is None else last.in_parts(run_ids)
-        self._workers.each(read_history, map(asked, ordered), take)
+        self._workers.each(read_history, map(asked, run_ids), take)
 
     def _report_history(self, history: History) -> None:
         self._findings += [*history.findings, *self._head_check.check(history)]
@@ -307,56 +304,48 @@ class Verification:
         if self._last is not None and history.kept is not None:
             self._last.take(*history.kept)
 
-    def _held(self) -> Mapping[Place, str]:
-        """Return the places of all runs, each with a run that has it."""
-        found: dict[Place, str] = {}
-        for run_id, held in self._histories.items():
-            for place in held:
-                found.setdefault(place, run_id)
-        return found
-
     def _keys_of(self, place: Place) -> tuple[ObjectKey, ...]:
         packs = self._known.of(place)
         return (place.manifest_key, place.placement_key, *(pack.key for pack in packs))
 
-    def _check_places(self, places: Iterable[Place]) -> None:
-        """Check placed states; a manifest is read once, however many placements it has."""
-        groups: dict[ObjectKey, list[Place]] = {}
+    def _check_places(self, places: Iterable[tuple[Place, str]]) -> None:
+        """Check placed states, each with a run that has it; read each manifest once."""
+        due = Shelf[bytes]()  # in the order of their names: those of one manifest are together
         last = None if self._is_whole or self._decoding is not None else self._last
-        run_of = self._held() if last else {}
         read = set(map(str, self._packs.whole | self._packs.faults.keys()))  # they are compared
-        for place in places:
-            self._seen[place] = None
+        for place, run_id in places:
+            self._seen[place_name(place)] = 1
             # Of a damaged pack all states that need it are found.
             if not self._packs.faults and not self._shard.has(place.manifest_key):
                 continue
-            run_id = run_of.get(place)  # none has it any more
-            found = last.objects_of(run_id, place, self._names.sizes) if last and run_id else None
+            found = last.objects_of(run_id, place, self._names.sizes) if last else None
             if found is not None and read.isdisjoint(found):
                 self._known.keep(place, found)
             else:
-                groups.setdefault(place.manifest_key, []).append(place)
+                due[place_name(place)] = place.encode()
 
         rows: WhichRows = "all" if self._is_whole else "none" if self._data is None else "read"
         check = PlaceCheck(rows, self._packs.tables, self._decoding)
         # Only this process knows which packs a sample has read, and which chunks were decoded.
         is_here = rows == "read" or self._decoding is not None
         workers = Workers(None, self._store) if is_here else self._workers
-        workers.each(check, groups.values(), self._take_places, size_of=self._held_by)
-        for run_id, held in self._histories.items():
-            for place in self._covers.keys() & held.keys():
-                wanted = self._thinned[run_id].get(place.manifest)
-                if wanted is None or not set(wanted) <= set(self._covers[place]):
-                    self._unfit[place] = (
-                        f"{place.placement_key}: covers only {', '.join(self._covers[place])}, and "
-                        f"run {run_id} holds {', '.join(wanted or ('the whole state',))}"
-                    )
+        sorted_ = (Place.parse(due.get(name) or b"", where=name) for name in due)
+        groups = (list(of) for _, of in groupby(sorted_, key=lambda place: place.manifest_key))
+        workers.each(check, groups, self._take_places, size_of=self._held_by)
+        for place, need in self._needed.places() if len(self._covers) else ():
+            covers, wanted = self._covers.get(place_name(place)), need.parts
+            if covers is not None and (wanted is None or not set(wanted) <= {*json.loads(covers)}):
+                self._unfit[place] = (
+                    f"{place.placement_key}: covers only {', '.join(json.loads(covers))}, and "
+                    f"run {need.run_id} holds {', '.join(wanted or ('the whole state',))}"
+                )
 
     def _take_places(self, _: Sequence[Place], done: Outcome[Checked]) -> None:
         checked = done.result()
         self._count(checked.size_bytes)
         self._unfit |= checked.unfit
-        self._covers |= checked.covers
+        covers = ((place_name(one), json.dumps(names)) for one, names in checked.covers.items())
+        self._covers.take(covers)
         for key, fault in checked.faults.items():
             self.faults.setdefault(key, fault)
         for place, packs in checked.packs.items():
@@ -397,10 +386,12 @@ class Verification:
 
     def _check_unneeded(self) -> None:
         """Hash the manifests and placements that no run needs: a later save may use them."""
-        places = self._held().keys() | filter(self._known.__contains__, self._seen)
-        needed = {key for one in places for key in (one.manifest_key, one.placement_key)}
-        small = (ObjectKey.parse(k) for k in self._names.sizes if not k.startswith("packs/"))
-        rest = [key for key in small if self._shard.has(key) and key not in needed]
+        needed = Shelf[int]()
+        needed.take(
+            (key, 1) for place, _ in self._needed.places() for key in place_name(place).split()
+        )
+        small = (k for k in self._names.sizes if not k.startswith("packs/") and k not in needed)
+        rest = filter(self._shard.has, map(ObjectKey.parse, small))
 
         def take(key: ObjectKey, done: Outcome[int]) -> None:
             if isinstance(done.error, ObjectNotFound):
@@ -425,23 +416,26 @@ class Verification:
         same place must be whole. A state that was evicted or moved meanwhile is no finding.
         """
         for _ in range(_ROUNDS):
-            suspects = [place for place in self._held() if self._is_suspect(place)]
-            runs = [
-                run_id
-                for run_id, held in self._histories.items()
-                if self._unplaced[run_id] or not held.keys().isdisjoint(suspects)
-            ]
-            self._read(runs, lambda _: None)  # the logs are in the findings already
-            held = self._held()
-            moved = [place for place in held if place not in self._seen]
+            runs, suspects = set(self._needed.unplaced), set[Place]()
+            for place, need in self._needed.places() if self.faults or self._unfit else ():
+                if self._is_suspect(place):
+                    suspects.add(place)
+                    runs.add(need.run_id)
+            if not runs:
+                break
+            self._read(sorted(runs), lambda _: None)  # the logs are in the findings already
+            held: dict[Place, str] = {}
+            for place, need in self._needed.places():
+                if place in suspects or place_name(place) not in self._seen:
+                    held.setdefault(place, need.run_id)
             for place in suspects:
                 self._unfit.pop(place, None)
                 for key in self._keys_of(place):
                     self._again.add(key)
                     if key not in self._packs.faults:
                         self.faults.pop(key, None)
-            self._check_places([*moved, *(place for place in suspects if place in held)])
-            if not moved:
+            self._check_places(held.items())
+            if held.keys() <= suspects:
                 break
 
     def _read_again(self) -> None:
@@ -461,22 +455,22 @@ class Verification:
     # Findings
 
     def _object_findings(self) -> Iterator[Finding]:
+        unfit: dict[Place, tuple[str, ...]] = {}
         for need in self.unplaced():
             if need.place is None:
                 message = "the log gives no place for it"
                 yield Finding("missing", need.refs[0], message, need.refs, _MEND)
-        for place, message in self._unfit.items():
-            held = [self._histories[run_id].get(place, ()) for run_id in sorted(self._histories)]
-            refs = tuple(ref for some in held for ref in some)
-            if refs:
-                yield Finding(
-                    "placement",
-                    str(place.placement_key),
-                    message,
-                    refs,
-                    _MEND,
-                    needs="structure" if self._data is None else "deep",
-                )
+            else:
+                unfit[need.place] = unfit.get(need.place, ()) + need.refs
+        for place, refs in unfit.items():
+            yield Finding(
+                "placement",
+                str(place.placement_key),
+                self._unfit[place],
+                refs,
+                _MEND,
+                needs="structure" if self._data is None else "deep",
+            )
         needing = self.needs()
         for key, fault in self.faults.items():
             refs = tuple(ref for need in needing.get(key, ()) for ref in need.refs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -30,6 +31,8 @@ from holdfast.registry.upkeep.placement_checks import Fault, PacksOf
 from holdfast.registry.upkeep.verify_notes import Damage, LastCheck, known_damage, last_verify
 from holdfast.registry.upkeep.verifying import Verification
 from holdfast.registry.values import Digest
+from tests.support.inline import without_threads
+from tests.support.stores import new_backend
 
 
 @pytest.fixture
@@ -309,6 +312,29 @@ def test_objects_and_packs_of_states_take_no_memory_each(place: Path) -> None:
         tracemalloc.stop()
     assert (len(names.sizes), len(known.of(at))) == (4_000, 25)
     assert taken < 100_000  # 300 bytes for each were 2.4 MB
+
+
+def test_states_of_runs_take_no_memory_each() -> None:
+    taken = []
+    for steps in (20, 120):
+        backend = new_backend()
+        with without_threads(open_on(backend)) as reg:
+            for name in ("whole", "thinned"):
+                run = reg.create_run(name)
+                for step in range(1, steps + 1):
+                    run.save({part: {"w": np.full(9, step)} for part in (name, "rest")}, step=step)
+            run.retention.prune(Retention(last=1, then=["thinned"]))
+        with open_on(backend) as reg:
+            verification = Verification(reg.handle.store)
+            verification.read_data()
+            verification.check()  # the first one imports
+            gc.collect()
+            tracemalloc.start()
+            assert verification.check().checkpoints == 2 * steps
+            gc.collect()
+            taken.append(tracemalloc.get_traced_memory()[0])
+            tracemalloc.stop()
+    assert taken[1] - taken[0] < 200 * 500  # bytes of each of 200 states: they were 1,000
 
 
 def test_damage_that_was_told_stays_told(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
