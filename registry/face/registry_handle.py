@@ -26,6 +26,7 @@ class RegistryHandle:
     def __init__(self, store: Store, journal: Journal | None = None) -> None:
         self.store = store
         self.journal = journal  # where its runs are saved first
+        self.suggests = True  # whether the error of a run that is absent lists all runs
 
     @property
     def url(self) -> str:
@@ -79,9 +80,8 @@ class RegistryHandle:
         log = RunLog(self.store, check_run_id(name))
         log.open(check_head=not by_id)
         if must_exist and log.run.commits == 0:
-            raise NotFound(
-                "no such run", where=f"{self.url}: {name}", hint=near(name, list_runs(self.store))
-            )
+            hint = near(name, list_runs(self.store)) if self.suggests else None
+            raise NotFound("no such run", where=f"{self.url}: {name}", hint=hint)
         return log
 
     def open_copy(self, name: str) -> RunLog | None:

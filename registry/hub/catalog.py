@@ -55,6 +55,7 @@ class Catalog:
 
     def __init__(self, source: Source, options: ViewOptions, main: str | None = None) -> None:
         self._source, self._options = source, options
+        source.registry.handle.suggests = False  # clients are not told which runs there are
         self._main = _MAIN if main is None else (main,)  # the refs that `main` may mean
         self._recent = RecentChunks(RECENT_BYTES)
         self._lock = Lock()

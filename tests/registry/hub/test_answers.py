@@ -14,13 +14,16 @@ from urllib.parse import quote
 import pytest
 
 import holdfast
+from holdfast.backends.wrappers import Call, Metered
 from holdfast.registry.errors import InvalidInput
+from holdfast.registry.face import open_on
 from holdfast.registry.hub.access import Access, Token, read_tokens
 from holdfast.registry.hub.catalog import refusal
 from holdfast.registry.hub.requests import Asked, asked, paths_info
 from holdfast.registry.hub.views import View
 from tests.registry.hub.conftest import OPTIONS, Answer, Site, served
 from tests.support.commands import invoke
+from tests.support.stores import new_backend
 
 pytestmark = pytest.mark.xdist_group("hub")
 
@@ -123,6 +126,17 @@ def test_what_is_absent_has_the_code_that_the_clients_know(
     answer = site.ask(path)
     assert (answer.status, answer.code) == (404, code)
     assert (answer.headers["x-repo-commit"] is not None) == (code == "EntryNotFound")
+
+
+def test_an_absent_run_is_answered_without_a_list_of_all_runs() -> None:
+    backend, calls = new_backend(), list[Call]()
+    with open_on(backend) as reg:
+        reg.create_run("llm")
+    with served(Metered(backend, calls)) as site:
+        calls.clear()
+        assert site.ask("/llmm/resolve/main/config.json").code == "RepoNotFound"
+    assert [one.key for one in calls if one.method == "list" and one.key == "runs/"] == []
+    assert calls  # the run itself was asked for
 
 
 def test_refs_projects_and_digits_lead_to_a_state(site: Site) -> None:
