@@ -224,7 +224,7 @@ class EngineFollower:
                 return
             if not self._error:
                 self._patience.encourage()
-            self._patience.wait()
+            self._patience.wait(over=self._over)
 
     def close(self) -> None:
         """End the threads, once a version that is being written is there.

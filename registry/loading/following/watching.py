@@ -13,6 +13,7 @@ import random
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from threading import Event
 from typing import Self
 
 from holdfast.backends.escape import quoted
@@ -65,11 +66,12 @@ class Patience:
         """Whether the time is up."""
         return self._deadline <= _monotonic()
 
-    def wait(self, longest_s: float = math.inf) -> None:
-        """Sleep, `longest_s` seconds at most."""
+    def wait(self, longest_s: float = math.inf, over: Event | None = None) -> None:
+        """Sleep, `longest_s` seconds at most, or until `over` is set."""
         # With jitter, so that followers do not poll all at once.
         jittered_s = self._pause_s * random.uniform(0.5, 1)
-        _sleep(max(0.0, min(jittered_s, self._deadline - _monotonic(), longest_s)))
+        sleep = _sleep if over is None else over.wait
+        sleep(max(0.0, min(jittered_s, self._deadline - _monotonic(), longest_s)))
         self._pause_s = min(self._longest_poll_s, 2 * self._pause_s)
 
 

@@ -591,6 +591,17 @@ def test_a_closed_follower_leaves_the_folder_alone(
     polled.join(60)
 
 
+def test_a_follower_that_waits_ends_when_it_is_closed(run: Run, follow: Follow) -> None:
+    train(run, 1)
+    follower = follow([], notify=lambda version: None, poll_s=1000.0)
+    following_it = threading.Thread(target=follower.run, daemon=True)
+    following_it.start()
+    until(lambda: follower.version is not None and follower.confirmed() == [follower.version])
+    follower.close()
+    following_it.join(20)
+    assert not following_it.is_alive()
+
+
 def test_folders_of_others_are_refused(
     run: Run, start: Start, follow: Follow, backend: Backend, tmp_path: Path
 ) -> None:
