@@ -28,6 +28,7 @@ from typing import Literal, Self
 import numpy as np
 import zstandard
 
+from holdfast.backends.local.disk import sync_folder
 from holdfast.registry.errors import Conflict
 from holdfast.registry.formats import encode_header, fail, put_file
 from holdfast.registry.hub.engines.folder import (
@@ -118,8 +119,10 @@ class WeightFolders:
                 give_name(new, self._named(made.number), _ABOUT, made)
                 self._there.append(made)
             pointer = self._root / ".new-latest"
-            pointer.write_text(self._named(self._there[-1].number).name)
+            pointer.unlink(missing_ok=True)
+            put_file(pointer, self._named(self._there[-1].number).name.encode())
             pointer.replace(self._root / "latest")
+            sync_folder(self._root)  # before the versions go that the older one names
             self._free()
         except OSError as error:
             fail(error, new, 0)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import os
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -294,3 +296,27 @@ def test_what_is_not_a_folder_of_weights_is_refused(tmp_path: Path) -> None:
         WeightFolders(source)
     with pytest.raises(InvalidInput, match="not a folder"):
         WeightFolders(source / "mine.txt")
+
+
+def test_the_pointer_is_durable_once_a_version_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, names, fsync = set[int](), dict[int, dict[str, int]](), os.fsync
+
+    def note(fd: int) -> None:
+        fsync(fd)
+        found = os.fstat(fd)
+        if stat.S_ISDIR(found.st_mode):
+            names[found.st_ino] = {one.name: one.inode() for one in os.scandir(fd)}
+        else:
+            files.add(found.st_ino)
+
+    root = tmp_path / "shared"
+    with WeightFolders(root) as folders:
+        monkeypatch.setattr(os, "fsync", note)
+        for step in (1, 2):
+            folders(version(tmp_path, step))
+            (root / ".new-latest").write_text("of one that died")
+            pointer = (root / "latest").stat().st_ino
+            assert pointer in files
+            assert names[root.stat().st_ino]["latest"] == pointer
