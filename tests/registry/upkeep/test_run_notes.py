@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
@@ -299,6 +300,16 @@ def test_a_full_collection_says_which_notes_differ_and_replaces_them(
     assert report.differing == (() if spoiled is None else ("kept",))
     assert report.deleted.objects == 0
     assert open_registry(backend).verify(deep=True).ok
+
+
+def test_a_note_without_an_author_does_not_differ(noted, backend, open_registry):
+    """Programs from before did not write it."""
+    content = unwrap_frame(backend.get(note_key(1)), where="")
+    older = re.sub(rb'"author":"[^"]*",', b"", content)
+    assert len(older) < len(content)
+    backend.put(note_key(1), wrap_frame(older))
+    assert open_registry(backend).gc(grace_s=0, full=True).differing == ()
+    assert not [key for key in _read_by(backend) if key.startswith("placements/")]
 
 
 def test_every_so_many_collections_one_reads_everything(reg, backend, monkeypatch):

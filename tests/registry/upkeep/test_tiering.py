@@ -114,6 +114,23 @@ def test_a_pack_that_was_collected_meanwhile_is_passed_over(reg, monkeypatch):
     assert reg.tier([FIRST], "GLACIER").packs == 0
 
 
+def test_a_pack_that_was_collected_before_it_is_looked_at_is_passed_over(reg, monkeypatch):
+    reg.tier(["old"], "GLACIER")
+    backend, stat = reg.handle.store.backend, reg.handle.store.backend.stat
+    gone = []
+
+    def collected_first(key: str):
+        if not gone:
+            gone.append(key)
+            backend.delete(key)
+        return stat(key)
+
+    monkeypatch.setattr(backend, "stat", collected_first)
+    report = reg.tier([FIRST], restore_days=2)
+    assert len(gone) == 1
+    assert report.packs == 1, "the other one"
+
+
 def test_refusals_say_what_there_is(reg):
     for given in ({}, {"storage_class": "GLACIER", "restore_days": 2}, {"restore_days": 0}):
         with pytest.raises(InvalidInput):
