@@ -161,6 +161,22 @@ def test_an_error_of_rank_0_reaches_every_rank(shared: MemoryBackend) -> None:
     assert [type(one) for one in found] == [MissingObject] * 3, found
 
 
+def test_a_rank_whose_address_leads_elsewhere_is_refused_as_it_opens(
+    shared: MemoryBackend,
+) -> None:
+    """It reads `registry.json` itself: if it were told, its packs would be lost, and committed."""
+    elsewhere = MemoryBackend()
+
+    def act(group: Group) -> int:
+        with open_on(elsewhere if group.rank else shared) as registry:
+            return registry.run("run", group=group).save(state(group.rank, 2), step=9).step
+
+    assert [type(one) for one in together(group_of(2, 2.0), act)] == [RankFailed, NotFound]
+    assert not list(elsewhere.list())
+    with open_on(shared) as registry:
+        assert [one.step for one in registry.run("run").checkpoints()] == [1, 2, 3]
+
+
 def test_a_rank_that_is_lost_as_the_others_open_is_named(shared: MemoryBackend) -> None:
     def act(group: Group) -> str:
         with open_on(shared) as registry:
