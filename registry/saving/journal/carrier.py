@@ -79,7 +79,7 @@ class Carrier:
         committer = self._open()
         committer.log.refresh()
         try:
-            entry = self._folder.entry(number)
+            entry = self._entry(number)
         except IntegrityError as error:
             self._put_own_slot(committer)
             return Note(outcome="damaged", reason=str(error))
@@ -107,6 +107,16 @@ class Carrier:
                     return self._damaged_or_carried(committer, entry, damage)
                 if not is_mended:
                     raise  # the registry is damaged, not the journal
+
+    def _entry(self, number: int) -> Entry:
+        """Return an entry of this run, if need be from the copy beside its states."""
+        try:
+            entry = self._folder.entry(number)
+        except IntegrityError:
+            self._folder.restore_entries()
+            entry = self._folder.entry(number)
+        self._folder.require_own(entry.run)
+        return entry
 
     def _carry(self, committer: Committer, number: int, entry: Entry) -> Note:
         scan, states = self._scan_for(entry), EntryStates(self._folder, entry.write, self._store)

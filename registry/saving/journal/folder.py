@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from holdfast.backends.local import disk, folders
 from holdfast.registry.errors import (
+    Conflict,
     Fenced,
     IntegrityError,
     Malformed,
@@ -45,7 +46,7 @@ from holdfast.registry.store import Store, open_folder
 from holdfast.registry.values import Record
 
 # Paths are strings here, as in the store of folders.
-# ruff: noqa: PTH102, PTH112, PTH116, PTH118, PTH208
+# ruff: noqa: PTH102, PTH112, PTH116, PTH118, PTH120, PTH208
 
 
 _LOGGER = logging.getLogger("holdfast")
@@ -76,6 +77,7 @@ class RunFolder:
         self.path = os.path.join(journal.path, registry_id, run_id)
         self._states = f"{registry_id}/{run_id}/{_STATES}"
         self._files = PrivateFolder(self.path)
+        self._is_own = False
 
     @property
     def exists(self) -> bool:
@@ -103,9 +105,30 @@ class RunFolder:
             for path in (self.path, self._path(_STATES)):
                 with suppress(FileExistsError):
                     os.mkdir(path, 0o700)
+            self._require_name()
             self._files.keep_reserve(_ENTRIES)
         except OSError as error:
             disk.fail(error, root)
+
+    def _require_name(self) -> None:
+        """Refuse the folder of a run whose name differs in case alone."""
+        if not self._is_own:
+            names, own = _listed(os.path.dirname(self.path)), self.run_id
+            alike = [name for name in names if name.lower() == own.lower()]
+            if alike and own not in alike:
+                self.require_own(alike[0])
+            self._is_own = True
+
+    def require_own(self, run_id: str) -> None:
+        """Refuse what belongs to another run, as on a disk that ignores case."""
+        if run_id != self.run_id:
+            raise Conflict(
+                "this folder of the journal belongs to another run",
+                where=self.path,
+                expected=self.run_id,
+                found=run_id,
+                hint="Name another journal for one of the two, or a disk that tells A from a.",
+            )
 
     # Takeovers
 
@@ -387,12 +410,12 @@ class RunFolder:
         self._files.delete(_key(_ENTRIES, number))
 
     def remove_unacknowledged(self) -> None:
-        """Delete states of saves that were never acknowledged, unless a save is running."""
+        """Restore lost entries; delete states that none has, unless a save is running."""
+        self.restore_entries()
         lock = self.lock("writing")
         if not lock.acquire(wait=False):
             return
         try:
-            self.restore_entries()
             present, known = self._state_folders(), self._writes()
             if len(known) == len(self.numbers()):  # an unreadable entry may own any of them
                 for write in present - known:

@@ -118,7 +118,9 @@ def _waiting(folder: RunFolder) -> Iterator[tuple[int, Entry]]:
     """Yield the waiting entries, except damaged ones; an entry of a newer version is an error."""
     for number in folder.waiting():
         with suppress(ObjectNotFound, IntegrityError):
-            yield number, folder.entry(number)
+            entry = folder.entry(number)
+            folder.require_own(entry.run)
+            yield number, entry
 
 
 def _add(

@@ -30,8 +30,11 @@ from holdfast.registry.history.actions import TakeOver
 from holdfast.registry.objects.framing import join_lines, split_lines
 from holdfast.registry.saving.journal import folder as folder_module
 from holdfast.registry.saving.journal import pushing
+from holdfast.registry.saving.journal.carrier import Carrier
 from holdfast.registry.saving.journal.entry_saves import LogScan
+from holdfast.registry.saving.journal.folder import RunFolder
 from holdfast.registry.saving.journal.records import ID_DIGITS, JournalId, Takeover
+from holdfast.registry.saving.journal.settings import Journal
 from holdfast.registry.saving.journal.states import EntryStates
 from tests.registry.saving.journal.machines import RUN, Machine, Outage, added
 from tests.support.faults import Died, Hooked
@@ -244,6 +247,85 @@ def test_a_later_program_carries_a_save_whose_entry_was_deleted(
     assert [step for step, _ in added(bucket)] == [1, 2, 3]
     assert not Path(later.folder.states_path("0123456789abcdef")).exists()
     run.wait(remote=True)
+
+
+@pytest.mark.parametrize("harm", ["flipped", "deleted"])
+def test_an_entry_is_restored_while_another_save_is_being_written(
+    harm: str, tmp_path: Path, by_hand: None
+) -> None:
+    bucket = new_backend()
+    machine = Machine(bucket, tmp_path / "journal")
+    run = machine.run()
+    for step in (1, 2, 3):
+        run.save(make_state(step), step=step)
+    entry = Path(machine.folder.path) / "entries" / f"{2:020d}"
+    _flip(entry) if harm == "flipped" else entry.unlink()
+    with machine.folder.lock("writing").held(shared=True):
+        machine.carry()
+    assert [step for step, _ in added(bucket)] == [1, 2, 3]
+    assert set(machine.outcomes().values()) == {"carried"}
+
+
+def test_an_entry_that_is_damaged_while_others_are_carried_is_restored(
+    tmp_path: Path, by_hand: None
+) -> None:
+    bucket = new_backend()
+    machine = Machine(bucket, tmp_path / "journal")
+    run = machine.run()
+    for step in (1, 2, 3):
+        run.save(make_state(step), step=step)
+    entry = Path(machine.folder.path) / "entries" / f"{2:020d}"
+    machine.carrier(lambda number, note: _flip(entry) if number == 1 else None).carry()
+    assert [step for step, _ in added(bucket)] == [1, 2, 3]
+    assert set(machine.outcomes().values()) == {"carried"}
+
+
+@pytest.fixture
+def ignores_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the disk of the journal take names that differ in case alone for one."""
+    made = RunFolder.__init__
+
+    def make(self: RunFolder, journal: Journal, registry_id: str, run_id: str) -> None:
+        made(self, journal, registry_id, run_id.lower())
+        self.run_id = run_id
+
+    monkeypatch.setattr(RunFolder, "__init__", make)
+
+
+def test_runs_whose_names_differ_in_case_alone_are_not_mixed(
+    tmp_path: Path, by_hand: None, ignores_case: None
+) -> None:
+    bucket = new_backend()
+    machine = Machine(bucket, tmp_path / "journal")
+    run, other = machine.run(), machine.registry().run(RUN.upper(), create=True, seed=8)
+    run.save(make_state(1), step=1)
+    for act in (other.restore, lambda: other.save(make_state(9), step=9)):
+        with pytest.raises(Conflict, match="belongs to another run"):
+            act()
+    machine.carry()
+    assert [step for step, _ in added(bucket)] == [1]
+    # Nothing waits, and the next entry would be the other run's.
+    other = machine.registry().run(RUN.upper())
+    assert other.restore() is None
+    with pytest.raises(Conflict, match="belongs to another run"):
+        other.save(make_state(9), step=9)
+    run.save(make_state(2), step=2)
+    machine.carry()
+    assert [step for step, _ in added(bucket)] == [1, 2]
+
+
+def test_an_entry_of_another_run_is_not_carried(tmp_path: Path, by_hand: None) -> None:
+    bucket = new_backend()
+    machine = Machine(bucket, tmp_path / "journal")
+    machine.run().save(make_state(1), step=1)
+    other = machine.registry().run("other", create=True, seed=8)
+    path = Path(machine.folder.path)
+    shutil.copytree(path, path.parent / "other")
+    folder = RunFolder(machine.journal, machine.registry().id, "other")
+    for act in (other.restore, Carrier(machine.registry().handle.store, folder).carry):
+        with pytest.raises(Conflict, match="belongs to another run"):
+            act()
+    assert folder.noted() == []
 
 
 def _as_version_1(machine: Machine) -> None:
