@@ -16,14 +16,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import itemgetter
-from threading import Lock
 from typing import Annotated, Protocol, TypeVar
 
 from holdfast.backends import ByteRange, ObjectTruncated
 from holdfast.registry.errors import Damaged, InvalidInput, Malformed, ObjectNotFound
 from holdfast.registry.objects import RECORD_BYTES, ObjectKey, part_key
 from holdfast.registry.store import Store
-from holdfast.registry.values import Digest, DigestField, Field, Record
+from holdfast.registry.values import Digest, DigestField, Field, ProcessLock, Record
 
 #: A row of a table: the first bytes of a shard, the number of its records, digest of its index.
 _SHARD = struct.Struct(">8sI32s")
@@ -106,7 +105,7 @@ class CondemnedNames:
         self._store = store
         self._kept: OrderedDict[Digest, bytes] = OrderedDict()
         self.kept_bytes = 0  # bytes of the parts that it keeps
-        self._lock = Lock()
+        self._lock = ProcessLock()
 
     def among(self, table: SweepTable, keys: Collection[ObjectKey]) -> set[ObjectKey]:
         """Return the keys among `keys` that a table has."""
@@ -175,14 +174,14 @@ class CondemnedNames:
                 yield from _split(_checked(block.part, data[block.part.start :]))
 
     def _read(self, part: _Part) -> bytes:
-        with self._lock:
+        with self._lock.here():
             kept = self._kept.get(part.digest)
             if kept is not None:
                 self._kept.move_to_end(part.digest)
                 return kept
         end = part.start + part.length
         data = _checked(part, self._get(part.file, ByteRange(part.start, end)))
-        with self._lock:
+        with self._lock.here():
             if self._kept.setdefault(part.digest, data) is data:
                 self.kept_bytes += len(data)
             while self.kept_bytes > _KEPT_BYTES:

@@ -9,7 +9,6 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Self, TypeVar
 
 from holdfast.backends import Backend, ByteRange, refuse_links
@@ -44,7 +43,7 @@ from holdfast.registry.store.address import Address
 from holdfast.registry.store.blocks import Blocks
 from holdfast.registry.store.heads import Heads
 from holdfast.registry.store.threads import Pools
-from holdfast.registry.values import Field, Record
+from holdfast.registry.values import Field, ProcessLock, Record
 
 if TYPE_CHECKING:
     from holdfast.registry.store.chunk_cache import ChunkCache
@@ -111,7 +110,7 @@ class Store:
         self._manifests: OrderedDict[ObjectKey, Manifest] = OrderedDict()
         self._placements: OrderedDict[ObjectKey, Placement] = OrderedDict()
         self._tables: OrderedDict[ObjectKey, PackTable] = OrderedDict()
-        self._lock = Lock()
+        self._lock = ProcessLock()
         self._is_prepared = False
 
     def __copy__(self) -> Self:
@@ -228,7 +227,7 @@ class Store:
             kept.clear()
 
     def _recall(self, kept: OrderedDict[ObjectKey, _T], key: ObjectKey) -> _T | None:
-        with self._lock:
+        with self._lock.here():
             if key in kept:
                 kept.move_to_end(key)
             return kept.get(key)
@@ -236,7 +235,7 @@ class Store:
     def _keep(
         self, kept: OrderedDict[ObjectKey, _T], key: ObjectKey, value: _T, most: int = _KEPT
     ) -> None:
-        with self._lock:
+        with self._lock.here():
             kept[key] = value
             if len(kept) > most:
                 kept.popitem(last=False)
@@ -245,7 +244,7 @@ class Store:
         self, kept: OrderedDict[ObjectKey, Manifest] | OrderedDict[ObjectKey, Placement]
     ) -> None:
         """Drop the oldest values until the others are within the bound; always keep the newest."""
-        with self._lock:
+        with self._lock.here():
             held = sum(value.content_bytes for value in kept.values())
             while held > _KEPT_BYTES and len(kept) > 1:
                 held -= kept.popitem(last=False)[1].content_bytes

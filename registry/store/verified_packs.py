@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from threading import Lock, Semaphore
+from threading import Semaphore
 
 from holdfast.registry.errors import IntegrityError
 from holdfast.registry.objects import ObjectKey, PackRef, open_pack
 from holdfast.registry.store.fetching import verify_pack_chunks
 from holdfast.registry.store.heads import Heads
 from holdfast.registry.store.store import Store
+from holdfast.registry.values import ProcessLock
 
 _SUFFIX = ".packs"
 _NAME_BYTES = 16
@@ -32,7 +33,7 @@ class VerifiedPacks:
         self._heads, self._id = heads, registry_id
         self._known = dict.fromkeys(self._kept())
         self._is_new = False
-        self._lock, self._turns = Lock(), Semaphore(_AT_ONCE)
+        self._lock, self._turns = ProcessLock(), ProcessLock(lambda: Semaphore(_AT_ONCE))
         if heads is not None:
             heads.beside.append(self._write)
 
@@ -51,7 +52,7 @@ class VerifiedPacks:
         """Return whether a pack is undamaged; it is read if it is not known yet."""
         if pack.key in self:
             return True
-        with self._turns:
+        with self._turns.here():
             sound = is_sound(store, pack)
         if sound:
             self.add(pack.key)
@@ -59,7 +60,7 @@ class VerifiedPacks:
 
     def add(self, key: ObjectKey) -> None:
         """Note a pack that was put or read whole."""
-        with self._lock:
+        with self._lock.here():
             self._known[self._name(key)] = None
             self._is_new = True
             if len(self._known) > MAX_NAMES:
@@ -67,7 +68,7 @@ class VerifiedPacks:
 
     def _write(self) -> None:
         """Keep the names, with those of other programs; a failure is no error."""
-        with self._lock:
+        with self._lock.here():
             is_new, self._is_new = self._is_new, False
             names = list(self._known)
         if is_new and self._heads is not None:

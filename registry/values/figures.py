@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from threading import Lock
+
+from holdfast.registry.values.process import ProcessLock
 
 Labels = tuple[str, ...]
 
@@ -54,19 +55,19 @@ class Figures:
     """The values of metrics, by their labels."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = ProcessLock()
         self._values: dict[tuple[str, Labels], float] = {}
 
     def add(self, name: str, amount: float = 1, **labels: object) -> None:
         """Add to a figure, which starts at 0."""
         key = _key(name, labels)
-        with self._lock:
+        with self._lock.here():
             self._values[key] = self._values.get(key, 0) + amount
 
     def put(self, name: str, value: float | None, **labels: object) -> None:
         """Set a figure; with `None` there is none."""
         key = _key(name, labels)
-        with self._lock:
+        with self._lock.here():
             self._values.pop(key, None)
             if value is not None:
                 self._values[key] = value
@@ -80,7 +81,7 @@ class Figures:
     def read(self, *, runs: bool) -> dict[str, dict[Labels, float]]:
         """Return the figures of each metric by their labels; without `runs` all runs are one."""
         found: dict[str, dict[Labels, float]] = {}
-        with self._lock:
+        with self._lock.here():
             values = sorted(self._values.items())
         for (name, labels), value in values:
             of = found.setdefault(name, {})

@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import getpass
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from threading import RLock
+from threading import RLock, Semaphore
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import Conflict, Hint, InvalidInput
@@ -39,18 +39,20 @@ class ProcessLock:
     """A reentrant lock among the threads of one process, used as `with lock.here():`.
 
     A fork copies a lock that another thread holds, and nobody would ever release it in the child.
-    So the child gets a lock of its own.
+    So the child gets a lock of its own. `make` can make a semaphore instead.
     """
 
-    __slots__ = ("_lock", "_pid")
+    __slots__ = ("_lock", "_make", "_pid")
 
-    def __init__(self) -> None:
-        self._pid, self._lock = os.getpid(), RLock()
+    def __init__(self, make: Callable[[], RLock | Semaphore] = RLock) -> None:
+        self._make = make
+        self._lock, self._pid = make(), os.getpid()
 
-    def here(self) -> RLock:
+    def here(self) -> RLock | Semaphore:
         """Return the lock of this process."""
         if self._pid != os.getpid():
-            self._pid, self._lock = os.getpid(), RLock()
+            # In this order: no other thread must find the new pid and the old lock.
+            self._lock, self._pid = self._make(), os.getpid()
         return self._lock
 
 

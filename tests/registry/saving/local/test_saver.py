@@ -210,6 +210,53 @@ def test_a_forked_child_waits_for_no_lock_of_its_parents_save(tmp_path):
         assert pending.wait(300).step == 1
 
 
+class Reading(Wrapper):
+    """Holds each read of a pack in the process that made it."""
+
+    def __init__(self, inner) -> None:
+        super().__init__(inner)
+        self._pid, self._readers = os.getpid(), threading.Semaphore(0)
+        self.go_on = threading.Event()
+
+    def get(self, key, byte_range=None, *, into=None):
+        if key.startswith("packs/") and os.getpid() == self._pid:
+            self._readers.release()
+            self.go_on.wait(300)
+        return super().get(key, byte_range, into=into)
+
+    def await_readers(self, count: int) -> None:
+        for _ in range(count):
+            assert self._readers.acquire(timeout=300)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_waits_for_no_pack_that_its_parent_verifies(tmp_path):
+    backend = LocalBackend(tmp_path / "reg")
+    create_config(backend, "skipped")
+    noise = np.random.default_rng(0)
+    state = {f"part{n}": {"w": noise.standard_normal(300_000)} for n in range(4)}
+    with open_on(backend) as first:
+        first.create_run("first", seed=1).save(state, step=1)
+    reading = Reading(backend)
+    with open_on(reading) as reg:
+        run, other = (reg.create_run(name, seed=1) for name in ("run", "other"))
+        pending = run.save_async(state, step=1)
+        reading.await_readers(2)
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(120)
+                other.save(state, step=1)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        reading.go_on.set()
+        assert status == 0
+        assert pending.wait(300).step == 1
+
+
 def test_a_training_that_restored_nothing_does_not_begin_before_the_newest_step(
     run, backend, open_registry
 ):

@@ -1,0 +1,84 @@
+"""Locks of a process: a forked child waits for none that a thread of its parent holds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from holdfast.registry.history.condemned_names import CondemnedNames
+from holdfast.registry.objects.keys import ObjectKey
+from holdfast.registry.values.digest import Digest
+from holdfast.registry.values.figures import Figures
+from tests.support.states import save_small
+
+
+class Stuck(OrderedDict[Any, Any]):
+    """A table at which a thread of the process that made it stops, with the table's lock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pid = os.getpid()
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def __contains__(self, key: object) -> bool:
+        self._stop()
+        return super().__contains__(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self._stop()
+        return super().get(key, default)
+
+    def _stop(self) -> None:
+        if os.getpid() == self._pid:
+            self.reached.set()
+            self.go_on.wait(300)
+
+
+def _figures(reg: Any, stuck: Stuck) -> Callable[[], object]:
+    figures = Figures()
+    figures._values = stuck
+    return lambda: figures.fail(ValueError(), "save")
+
+
+def _store(reg: Any, stuck: Stuck) -> Callable[[], object]:
+    run = reg.create_run("run", seed=1)
+    save_small(run, 1)
+    checkpoint = reg.run("run").latest()
+    reg.handle.store._manifests = stuck
+    return checkpoint.load
+
+
+def _condemned_names(reg: Any, stuck: Stuck) -> Callable[[], object]:
+    names, key = CondemnedNames(reg.handle.store), ObjectKey("packs", Digest.of(b"x"), 0)
+    table = names.put([key], epoch=1)
+    names._kept = stuck
+    return lambda: names.among(table, [key])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("made", [_figures, _store, _condemned_names])
+def test_a_forked_child_waits_for_no_lock_of_another_thread(made: Any, reg: Any) -> None:
+    stuck = Stuck()
+    act = made(reg, stuck)
+    thread = threading.Thread(target=act)
+    thread.start()
+    assert stuck.reached.wait(300)
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(60)
+            act()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    stuck.go_on.set()
+    thread.join(300)
+    assert status == 0
