@@ -24,6 +24,7 @@ from holdfast.registry.objects.tensor_entry import (
     parse_form,
     with_chunks,
     with_data,
+    with_digests,
     with_list,
 )
 from holdfast.registry.values import (
@@ -43,24 +44,22 @@ from holdfast.registry.values import (
 _PART = re.compile(rb'\[("(?:[^"\\]|\\.)*+"),(\{"grid":"rows/1","skeleton":)')
 _TENSORS = b',"tensors":['
 _CLOSING = re.compile(rb'\],"format":"holdfast\.checkpoint/1","kind":("[a-z]+")\}\Z')
+#: A tensor and the comma after it: the digest of its only chunk, or its inline bytes, before the
+#: JSON of its other fields; or the text of any other entry.
 _ENTRY = re.compile(
+    rb'(?:\{(?:"chunks":\["([0-9a-f]{64})"\]|"data":"([^"\\]*+)"),("dtype":[^{}]*+\})'
+    rb"|(\{[^{}]*+\}))(?:,|\Z)"
+)
+_OTHER_ENTRY = re.compile(
     rb'\{"chunks":\[([0-9a-f",]*+)\],("dtype":[^{}]*+\})'
-    rb'|\{"data":"([^"\\]*+)",("dtype":[^{}]*+\})'
     rb'|\{("dtype":"[^"\\]*+"),"list":"([^"\\]*+)"(,[^{}]*+\})'
 )
+#: Lengths of what `_ENTRY` matches beside its groups.
+_AROUND_DIGEST, _AROUND_DATA, _AROUND_OTHER = 16, 12, 1
 
 
 class OtherSpelling(Exception):
     """No writer spells a manifest so."""
-
-
-class EntryText(NamedTuple):
-    """A tensor in the text of its component: one of `chunks`, `data` and `listed` is given."""
-
-    form: bytes  # the JSON of its other fields
-    chunks: tuple[int, int] | None = None  # where the digests begin and end
-    data: bytes | None = None  # its inline bytes, as they are spelled
-    listed: bytes | None = None  # the digest of its list, as it is spelled
 
 
 class PartText(NamedTuple):
@@ -69,7 +68,7 @@ class PartText(NamedTuple):
     name: bytes  # the JSON of its name
     skeleton: bytes  # the JSON of its skeleton
     encoded: bytes  # the JSON of the whole component
-    tensors: list[EntryText]
+    tensors: tuple[int, int]  # where its tensors begin and end in that
 
 
 def split(content: bytes) -> tuple[bytes, list[PartText]]:
@@ -82,10 +81,12 @@ def split(content: bytes) -> tuple[bytes, list[PartText]]:
         cut = content.find(_TENSORS, inner)
         if cut < 0:
             raise OtherSpelling
-        tensors, end = _tensors(content, begin, cut + len(_TENSORS))
-        end = _after(content, end, b"]}")
-        parts.append(PartText(found[1], content[inner:cut], content[begin:end], tensors))
-        at = _after(content, end, b"]")
+        start = end = cut + len(_TENSORS)
+        if not content.startswith(b"]", start):
+            end = content.find(b"]}]", start) + 2  # the last tensor's shape ends there
+        at = _after(content, end, b"]}]")
+        span = start - begin, end - begin
+        parts.append(PartText(found[1], content[inner:cut], content[begin : at - 1], span))
         has_more = content.startswith(b",", at)
         at += has_more
         if not has_more:
@@ -94,27 +95,6 @@ def split(content: bytes) -> tuple[bytes, list[PartText]]:
     if closing is None or has_more:
         raise OtherSpelling
     return closing[1], parts
-
-
-def _tensors(content: bytes, begin: int, at: int) -> tuple[list[EntryText], int]:
-    """Return the tensors from `at` on, as they are in the text from `begin` on; and their end."""
-    found: list[EntryText] = []
-    while entry := _ENTRY.match(content, at):
-        _, form, data, other, dtype, listed, rest = entry.groups()
-        if form is not None:
-            start, stop = entry.span(1)
-            found.append(EntryText(form, (start - begin, stop - begin)))
-        elif data is not None:
-            found.append(EntryText(other, data=data))
-        else:
-            found.append(EntryText(dtype + rest, listed=listed))
-        at = entry.end()
-        if content[at : at + 1] != b",":
-            return found, at
-        at += 1
-    if found:
-        raise OtherSpelling  # a comma without a tensor after it
-    return found, at
 
 
 def _after(content: bytes, at: int, expected: bytes) -> int:
@@ -227,10 +207,9 @@ class Manifest:
         """Stored digest lists by their digest, each with a tensor that names it."""
         return {t.chunk_list: t for t in self.tensors() if t.chunk_list is not None}
 
-    def _named(self) -> Iterator[Sequence[Digest]]:
-        """Yield the chunks of each tensor, or its list."""
-        for tensor in self.tensors():
-            yield tensor.chunks if tensor.chunk_list is None else (tensor.chunk_list,)
+    def _named(self) -> list[Sequence[Digest]]:
+        """Return the chunks of each tensor, or its list."""
+        return [t.chunks if t.chunk_list is None else (t.chunk_list,) for t in self.tensors()]
 
     def named(self) -> Iterator[Digest]:
         """Yield the chunks and lists that the manifest itself names, in order, equal ones too."""
@@ -365,21 +344,59 @@ def _name(name: object) -> str:
 def _of_text(part: PartText, forms: dict[bytes, TensorEntry], where: str) -> Component:
     """Return the component that has a text."""
     skeleton = canonical.decode(part.skeleton, where=where)
-    entries = []
-    for form, span, data, listed in part.tensors:
-        one = forms.get(form)
-        if one is None:
-            body = canonical.decode(b"{" + form, where=where)
-            if not {"dtype", "shape"} <= set(body) <= {"dtype", "shape", "original"}:
-                raise ValueError(f"a tensor has keys {sorted(body)}")
-            one = forms[form] = parse_form(body)
-        if span is not None:
-            entries.append(with_chunks(one, HexDigests(part.encoded, *span)))
-        elif data is not None:
-            entries.append(with_data(one, data.decode("ascii")))
+    entries = tuple(_entries(part, forms, where))
+    return Component(skeleton, entries, Digest.of(part.encoded), part.encoded)
+
+
+def _entries(part: PartText, forms: dict[bytes, TensorEntry], where: str) -> Iterator[TensorEntry]:
+    """Yield the tensors of a text; their columns are read, for there may be a hundred thousand."""
+    at, end = part.tensors
+    rows = _ENTRY.findall(part.encoded, at, end)
+    digests, data, texts, others = zip(*rows, strict=True) if rows else ((),) * 4
+    chunked, other = len(rows) - digests.count(b""), len(rows) - others.count(b"")
+    around = chunked * _AROUND_DIGEST + other * _AROUND_OTHER
+    around += (len(rows) - chunked - other) * _AROUND_DATA
+    if sum(map(len, chain(digests, data, texts, others))) + around != end - at + bool(rows):
+        raise OtherSpelling  # something stands between them
+    for text in {*texts} - {b"", *forms}:
+        forms[text] = _form(text, where)
+    of_chunks = [forms[text] for text, digest in zip(texts, digests, strict=True) if digest]
+    named = bytes.fromhex(b"".join(digests).decode("ascii"))
+    with_one_chunk = with_digests(of_chunks, Digest.each(named))
+    inline: dict[tuple[bytes, bytes], TensorEntry] = {}  # many steps of an optimizer are equal
+    for digest, given, text, whole in rows:
+        if digest:
+            yield next(with_one_chunk)
+        elif whole:
+            at = part.encoded.index(whole, at)
+            yield _other_entry(part.encoded, at, forms, where)
         else:
-            entries.append(with_list(one, (listed or b"").decode("ascii")))
-    return Component(skeleton, tuple(entries), Digest.of(part.encoded), part.encoded)
+            if (text, given) not in inline:
+                inline[text, given] = with_data(forms[text], given.decode("ascii"))
+            yield inline[text, given]
+
+
+def _other_entry(
+    content: bytes, at: int, forms: dict[bytes, TensorEntry], where: str
+) -> TensorEntry:
+    """Return the entry of a tensor of several chunks, or of one that names a list."""
+    found = _OTHER_ENTRY.match(content, at)
+    if found is None:
+        raise OtherSpelling
+    _, form, dtype, listed, rest = found.groups()
+    text = form or dtype + rest
+    one = forms.get(text) or forms.setdefault(text, _form(text, where))
+    if form is None:
+        return with_list(one, listed.decode("ascii"))
+    return with_chunks(one, HexDigests(content, *found.span(1)))
+
+
+def _form(text: bytes, where: str) -> TensorEntry:
+    """Return the entry of a tensor without its bytes."""
+    body = canonical.decode(b"{" + text, where=where)
+    if not {"dtype", "shape"} <= set(body) <= {"dtype", "shape", "original"}:
+        raise ValueError(f"a tensor has keys {sorted(body)}")
+    return parse_form(body)
 
 
 def _component(body: Any) -> Component:

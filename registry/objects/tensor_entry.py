@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import repeat
 from math import prod
-from typing import Any, Self
+from operator import attrgetter
+from typing import Any, NamedTuple, Self
 
 from holdfast.registry.errors import Malformed
 from holdfast.registry.objects.chunking import INLINE_BYTES, Grid, grid
@@ -35,39 +36,39 @@ class NarrowedDtype(str):
         return made
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class TensorEntry:
-    """One tensor of a component; its bytes are in one of `inline`, `chunks` and `chunk_list`."""
-
+class _Fields(NamedTuple):
     dtype: str  # name in `holdfast.registry.values.dtypes`; a `NarrowedDtype` sets `original` too
     shape: tuple[int, ...]  # axis lengths
-    inline: bytes | None = None  # the bytes themselves, for at most `INLINE_BYTES`
-    chunks: Sequence[Digest] = ()  # digests of the chunks of `grid`, in order
+    inline: bytes | None  # the bytes themselves, for at most `INLINE_BYTES`
+    chunks: Sequence[Digest]  # digests of the chunks of `grid`, in order
     #: Digest of a stored chunk that holds the digests, 32 bytes each.
-    chunk_list: Digest | None = None
+    chunk_list: Digest | None
     #: The wider element type that it had before it lost precision; `None` if it is stored
     #: unchanged.
-    original: str | None = None
+    original: str | None
 
-    # That of a frozen dataclass takes four times as long, and a model has thousands of tensors.
-    def __init__(
-        self,
+
+class TensorEntry(_Fields):
+    """One tensor of a component; its bytes are in one of `inline`, `chunks` and `chunk_list`.
+
+    A model has thousands of them, so they are made column by column: see `with_digests`.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
         dtype: str,
         shape: tuple[int, ...],
         inline: bytes | None = None,
         chunks: Sequence[Digest] = (),
         chunk_list: Digest | None = None,
         original: str | None = None,
-    ) -> None:
+    ) -> Self:
+        """Make an entry of a type, or of a `NarrowedDtype`, and of one form of its bytes."""
         if isinstance(dtype, NarrowedDtype):
             original, dtype = dtype.original, str(dtype)
-        set_dtype, set_shape, set_inline, set_chunks, set_chunk_list, set_original = _SETTERS
-        set_dtype(self, dtype)
-        set_shape(self, shape)
-        set_inline(self, inline)
-        set_chunks(self, chunks)
-        set_chunk_list(self, chunk_list)
-        set_original(self, original)
+        return tuple.__new__(cls, (dtype, shape, inline, chunks, chunk_list, original))
 
     @property
     def grid(self) -> Grid:
@@ -103,13 +104,13 @@ class TensorEntry:
 
     def encode(self) -> str:
         """Return the canonical JSON of the entry; a model has thousands of one form."""
-        if self.inline is not None:
-            data = base64.b64encode(self.inline).decode("ascii")
-            return f'{{"data":"{data}",{_form_text(self.dtype, self.shape, self.original)}'
-        if self.chunk_list is None and self.chunks:
-            digests = '","'.join([digest.hex() for digest in self.chunks])
-            form = _form_text(self.dtype, self.shape, self.original)
-            return f'{{"chunks":["{digests}"],{form}'
+        dtype, shape, inline, chunks, chunk_list, original = self
+        if inline is not None:
+            data = binascii.b2a_base64(inline, newline=False).decode("ascii")
+            return f'{{"data":"{data}",{_form_text(dtype, shape, original)}'
+        if chunk_list is None and chunks:
+            digests = '","'.join([digest.hex() for digest in chunks])
+            return f'{{"chunks":["{digests}"],{_form_text(dtype, shape, original)}'
         return canonical.encode(self.to_json()).decode()
 
     def to_json(self) -> dict[str, Any]:
@@ -124,9 +125,6 @@ class TensorEntry:
         else:
             entry["chunks"] = [digest.hex() for digest in self.chunks]
         return entry
-
-
-_SETTERS: Any = [vars(TensorEntry)[one.name].__set__ for one in fields(TensorEntry)]
 
 
 @lru_cache(maxsize=4096)
@@ -176,6 +174,18 @@ def parse_form(entry: Any) -> TensorEntry:
         raise ValueError(f"shape {shape} is beyond 2^63 bytes")
     original = _original(entry, cut.nbytes) if "original" in entry else None
     return TensorEntry(dtype, shape, original=original)
+
+
+def with_digests(forms: Sequence[TensorEntry], digests: Iterable[Digest]) -> Iterator[TensorEntry]:
+    """Return an entry of each form with the digest of its only chunk, in order."""
+    for form in {id(one): one for one in forms}.values():  # a few dozen
+        with_chunks(form, (Digest.of(b""),))  # checks it
+    columns = (map(attrgetter(name), forms) for name in ("dtype", "shape", "original"))
+    dtypes, shapes, originals = columns
+    none: repeat[Any] = repeat(None)
+    fields = zip(dtypes, shapes, none, zip(digests), none, originals)  # noqa: B905
+    made: Any = partial(tuple.__new__, TensorEntry)
+    return map(made, fields)
 
 
 def with_data(form: TensorEntry, text: str) -> TensorEntry:

@@ -7,7 +7,7 @@ and says what to do about them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from holdfast.registry import pytree
@@ -218,7 +218,7 @@ class _Planner:
                 return self._picked_tensor(name, path, number, parts[0], of)
         if len({entry.original for entry in entries}) > 1:
             # The result has an original type only if all sources agree, in whatever order they are.
-            entries = tuple(replace(entry, original=None) for entry in entries)
+            entries = tuple(entry._replace(original=None) for entry in entries)
         first = entries[0]
         if all(entry == first for entry in entries):
             return _merged_tensor(path, (first,), (0,))

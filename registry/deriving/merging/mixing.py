@@ -8,7 +8,7 @@ state or of one tensor.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -320,10 +320,10 @@ class Mixing:
         """Return the manifest entry of a tensor, once its chunks are known."""
         first = tensor.entries[0]
         if first.inline is not None:
-            return replace(first, inline=self._inline[id(tensor)])
+            return first._replace(inline=self._inline[id(tensor)])
         digests = b"".join(part.digest for part in self._parts[id(tensor)] if part.digest)
         made = chunked_entry(tensor.leaf, digests, lists)
-        return replace(first, chunks=made.chunks, chunk_list=made.chunk_list)
+        return first._replace(chunks=made.chunks, chunk_list=made.chunk_list)
 
 
 def _has_nan(dtype: str) -> bool:
