@@ -151,6 +151,11 @@ def fill(decoder: Decoder, target: Any, payload: Any, link: Link, depth: int) ->
         try:
             if step is not key and not hashes.admits(key):
                 decoder.malformed(link, _EQUAL, "fewer", clip(key))
+            if type(item) is dict and len(item) == 1:  # as nearly all in a model
+                [(tag, inner)] = item.items()
+                if tag in DECODERS:
+                    target[key] = DECODERS[tag](decoder, inner, (link, step), depth)
+                    continue
             target[key] = node(item, (link, step), depth)
         except TypeError:
             decoder.malformed(link, "a key that cannot be hashed", "a hashable key", clip(key))

@@ -82,16 +82,16 @@ class Decoder:
     def array(self, index: Any, link: Link) -> Any:
         """Return the array that a node names; arrays must be named in order."""
         expected = self._next
+        if type(index) is int and index == expected < len(self._arrays) and not self._plain:
+            self._next = expected + 1
+            return self._arrays[index]
         if type(index) is not int or index != expected:
             self.malformed(link, "arrays out of order", f"array {expected}", clip(index))
         if expected >= len(self._arrays):
             self.malformed(
                 link, "no such array", f"an index below {len(self._arrays)}", clip(index)
             )
-        if self._plain:
-            self.malformed(link, "an array in a key or set", "a plain value", f"array {index}")
-        self._next = expected + 1
-        return self._arrays[expected]
+        return self.malformed(link, "an array in a key or set", "a plain value", f"array {index}")
 
     def finish(self, link: Link) -> None:
         """Check that every array was used."""

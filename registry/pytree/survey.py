@@ -7,7 +7,7 @@ cannot load the states of a store can still verify them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import accumulate
 from math import prod
@@ -30,7 +30,7 @@ _TENSORS = frozenset({"t", "n", "nt"})
 #: Tags of sparse tensors, whose parts are tensors.
 _SPARSE = frozenset({"coo", "csr", "csc", "bsr", "bsc"})
 
-Children = Sequence[tuple[str, Any]]
+Children = Iterable[tuple[Json, Any]]
 
 
 def leaf_kinds(skeleton: Json) -> dict[int, str]:
@@ -41,7 +41,7 @@ def leaf_kinds(skeleton: Json) -> dict[int, str]:
 def array_paths(name: str, skeleton: Json) -> dict[int, tuple[str, str]]:
     """Return, by number, path and type of the tensors and arrays of component `name`."""
     return {
-        index: (above.item(step) if step else str(above), _KINDS[tag])
+        index: (_text(above, step), _KINDS[tag])
         for index, tag, above, step in walk(name, skeleton)
         if tag in _TENSORS
     }
@@ -77,78 +77,84 @@ def leaf_paths(name: str, skeleton: Json, budget: Budget | None = None) -> dict[
 
     The budget counts their characters; without it they are within the bound of a record.
     """
-    return {
-        index: above.item(step) if step else str(above)
-        for index, _, above, step in walk(name, skeleton, budget)
-    }
+    return {index: _text(above, step) for index, _, above, step in walk(name, skeleton, budget)}
 
 
 def walk(
     name: str, skeleton: Json, budget: Budget | None = None
-) -> Iterator[tuple[int, str, Trail, str]]:
+) -> Iterator[tuple[int, str, Trail, Json]]:
     """Yield number and tag of every array of component `name`, in order, and where it is.
 
-    Its path is that of a container and a step from there, which is empty for the same path. It is
-    spelled, and counted, when somebody asks for its text.
+    Its path is that of a container and the key in it, or `_SAME`. It is spelled, and counted, when
+    somebody asks for its text.
     """
     expected = 0
-    top = Trail(component(name), None, budget)
-    # Children are pushed in reverse, so that arrays come in the order of their numbers.
-    stack: list[tuple[Trail, str, Any, int]] = [(top, "", skeleton, 1)]
-    while stack:
-        above, step, node, depth = stack.pop()
-        if type(node) is list:
-            tag, payload = "", node
-        elif type(node) is not dict:
-            continue
-        elif len(node) == 1:
-            [(tag, payload)] = node.items()
-        else:
-            raise _malformed(_at(above, step), "one key", f"{len(node)} keys")
-        if tag in _KINDS:
-            index = payload[0] if tag == "nt" and type(payload) is list and payload else payload
-            if type(index) is not int or index != expected:
-                raise _malformed(_at(above, step), f"array {expected}", clip(index))
-            expected += 1
-            yield index, tag, above, step
-            continue
-        children = _CHILDREN.get(tag)
-        if children is None:
-            continue
-        path = _at(above, step)
-        if depth >= MAX_DEPTH:
-            raise _malformed(path, f"at most {MAX_DEPTH} levels", "more")
-        depth += 1
+    path, tag, payload = Trail(component(name), None, budget), "", skeleton
+    # The nodes of each container around the present one that are still to come.
+    levels = [(path, tag, payload, iter([(_SAME, skeleton)]))]
+    while levels:
+        path, tag, payload, nodes = levels[-1]
         try:
-            stack += [(path, step, child, depth) for step, child in reversed(children(payload))]
+            for key, node in nodes:
+                if type(node) is list:
+                    within, inner = "", node
+                elif type(node) is not dict:
+                    continue
+                elif len(node) == 1:
+                    [(within, inner)] = node.items()
+                else:
+                    raise _malformed(_at(path, key), "one key", f"{len(node)} keys")
+                if within in _KINDS:
+                    has_unit = within == "nt" and type(inner) is list and inner
+                    index = inner[0] if has_unit else inner
+                    if type(index) is not int or index != expected:
+                        raise _malformed(_at(path, key), f"array {expected}", clip(index))
+                    expected += 1
+                    yield index, within, path, key
+                elif within in _CHILDREN:
+                    path, tag, payload = _at(path, key), within, inner
+                    if len(levels) >= MAX_DEPTH:
+                        raise _malformed(path, f"at most {MAX_DEPTH} levels", "more")
+                    levels.append((path, tag, payload, iter(_CHILDREN[tag](payload))))
+                    break
+            else:
+                levels.pop()
         except (TypeError, ValueError, LookupError) as error:
             raise _malformed(path, f"the payload of tag {tag!r}", clip(payload)) from error
 
 
-def _at(above: Trail, step: str) -> Trail:
-    return above / step if step else above
+#: Stands for the key of a node that has the path of its container.
+_SAME: Any = object()
+
+
+def _at(above: Trail, key: Json) -> Trail:
+    return above if key is _SAME else above / segment(key)
+
+
+def _text(above: Trail, key: Json) -> str:
+    return str(above) if key is _SAME else above.item(segment(key))
 
 
 def _malformed(path: Trail, expected: str, found: str) -> Malformed:
     return Malformed("bad node in a skeleton", where=path, expected=expected, found=found)
 
 
-def _pairs(payload: Any) -> Children:
-    return [(segment(key), child) for key, child in payload]
+def _pairs(payload: Children) -> Children:
+    return payload
 
 
 def _items(payload: Any) -> Children:
     if type(payload) is not list:
         raise TypeError("not a list")
-    return [(str(index), child) for index, child in enumerate(payload)]
+    return enumerate(payload)
 
 
 def _parts(*names: str) -> Callable[[Any], Children]:
     # The parts are the last nodes of the payload, after shape and flags.
-    return lambda payload: list(zip(names, payload[-len(names) :], strict=True))
+    return lambda payload: zip(names, payload[-len(names) :], strict=True)
 
 
-#: Tag -> the nodes in a payload that may hold arrays, with their steps (empty: the same path).
+#: Tag -> the nodes in a payload that may hold arrays, with their keys.
 _CHILDREN: dict[str, Callable[[Any], Children]] = {
     "": _items,
     "d": _pairs,
@@ -158,7 +164,7 @@ _CHILDREN: dict[str, Callable[[Any], Children]] = {
     "dd": lambda payload: _pairs(payload[1]),
     "tu": _items,
     "deque": lambda payload: _items(payload[1]),
-    "ad": lambda payload: [("", payload[1])],
+    "ad": lambda payload: [(_SAME, payload[1])],
     "coo": _parts("indices", "values"),
     "csr": _parts("crow_indices", "col_indices", "values"),
     "csc": _parts("ccol_indices", "row_indices", "values"),
