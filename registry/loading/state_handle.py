@@ -81,17 +81,19 @@ class StateHandle:
         wanted = select(self.ref, manifest, chosen)
         self.reader.check_held(wanted)
         self.reader.check_lists(manifest)
-        with collector_paused():
-            made = allocate(self.ref, wanted, precision, portable=portable)
-        self.reader.read(manifest, made.targets)
-        widen_all(made.widenings, self.store.pools.hashing)
-        arrays = made.arrays
-        if str(map_location) != "cpu":
-            arrays = {name: to_device(some, map_location) for name, some in arrays.items()}
-        with collector_paused():
-            parts = [(name, part.skeleton, arrays[name]) for name, part in wanted.items()]
-            adapter = pytree.Adapted.of if portable else pytree.registered
-            state = pytree.unflatten(manifest.kind, parts, adapter=adapter)
+        with self.reader.reading():
+            with collector_paused():
+                made = allocate(self.ref, wanted, precision, portable=portable)
+            self.reader.read(manifest, made.targets)
+            widen_all(made.widenings, self.store.pools.hashing)
+            arrays = made.arrays
+            del made  # it has a view of every tensor
+            if str(map_location) != "cpu":
+                arrays = {name: to_device(some, map_location) for name, some in arrays.items()}
+            with collector_paused():
+                parts = [(name, part.skeleton, arrays[name]) for name, part in wanted.items()]
+                adapter = pytree.Adapted.of if portable else pytree.registered
+                state = pytree.unflatten(manifest.kind, parts, adapter=adapter)
         return self._with_commit_keys(state, aside, names)
 
     def rebuild(self, arrays: Mapping[str, Sequence[object]]) -> Any:

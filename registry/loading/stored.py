@@ -211,10 +211,20 @@ class Stored:
             NotFound: There is no such component.
             IntegrityError: An object is damaged; do not use the target's tensors then.
         """
+        from holdfast.registry.loading.fit import check_component
+
+        named = target if check_component(component) is None else {component: target}
+        manifest = self._handle.reader.begin()
+        with self._handle.reader.reading():
+            return self._fill(named, manifest, component, strict=strict)
+
+    def _fill(
+        self, named: object, manifest: Manifest, component: str | None, *, strict: bool
+    ) -> LoadReport:
+        """Fill the tensors below the keys of the state."""
         from holdfast.registry.loading.destinations import Destination
         from holdfast.registry.loading.fit import (
             LoadReport,
-            check_component,
             check_components,
             check_fit,
             filled_once,
@@ -225,8 +235,6 @@ class Stored:
         from holdfast.registry.loading.selecting import select
         from holdfast.registry.loading.tensors import tensors_by_path
 
-        named = target if check_component(component) is None else {component: target}
-        manifest = self._handle.reader.begin()
         with collector_paused():
             if component is not None:
                 check_components(self.ref, [component], manifest.components)

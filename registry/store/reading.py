@@ -6,7 +6,7 @@ memory comes from `holdfast.registry.loading.destinations` for a load, from `laz
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast.registry.errors import Malformed
 from holdfast.registry.objects import ChunkIndex, Manifest, Placement, TensorEntry, thinned
@@ -30,16 +30,15 @@ def read_tensors(
 ) -> None:
     """Fill memory with tensors of a state, every byte verified."""
     index = StateIndex(store, manifest, placement, {})
-    lists = index.learn(tensor for tensor, _ in targets)
-    copies: list[tuple[memoryview, memoryview]] = []
+    lists = index.learn([tensor for tensor, _ in targets])
     with collector_paused():
-        first: dict[Digest, memoryview] = {}
-        for digest, view in _chunks(targets, lists):
-            if (known := first.setdefault(digest, view)) is not view:
-                copies.append((view, known))
+        digests, views = _chunks(targets, lists)
+        first = dict(zip(digests, views, strict=True))
     fetch_chunks(store, placement, index.chunks, first)
-    for view, source in copies:
-        view[:] = source
+    if len(first) < len(views):
+        for digest, view in zip(digests, views, strict=True):
+            if view is not (source := first[digest]):
+                view[:] = source
 
 
 class StateIndex:
@@ -205,17 +204,21 @@ def _list_bytes(manifest: Manifest, digest: Digest) -> int:
 
 def _chunks(
     targets: Iterable[Target], lists: Mapping[Digest, bytes]
-) -> Iterator[tuple[Digest, memoryview]]:
-    """Yield every chunk of the targets with its part of the memory; fill inline tensors."""
+) -> tuple[list[Digest], list[memoryview]]:
+    """Return every chunk of the targets, and its part of the memory; fill inline tensors."""
+    digests: list[Digest] = []
+    views: list[memoryview] = []
     for tensor, view in targets:
         if tensor.inline is not None:
             view[:] = tensor.inline
             continue
-        digests = tensor.chunk_digests(lists)
-        if len(digests) == 1:
-            yield digests[0], view
+        chunks = tensor.chunk_digests(lists) if tensor.chunk_list else tensor.chunks
+        digests += chunks
+        if len(chunks) == 1:
+            views.append(view)
             continue
         start = 0
-        for digest, size in zip(digests, tensor.grid.sizes(), strict=True):
-            yield digest, view[start : start + size]
+        for size in tensor.grid.sizes():
+            views.append(view[start : start + size])
             start += size
+    return digests, views
