@@ -71,9 +71,11 @@ def dtype_named(name: str) -> np.dtype[Any]:
 
 def memory_of(array: np.ndarray[Any, Any], nbytes: int = 0) -> memoryview:  # noqa: ARG001
     """View the memory of an array; a copy of it if it is not contiguous."""
-    contiguous = array if array.flags.c_contiguous else np.ascontiguousarray(array)
-    flat: Any = contiguous.reshape(-1).view(np.uint8)
-    return memoryview(flat)
+    contiguous: Any = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    try:
+        return memoryview(contiguous).cast("B")
+    except (TypeError, ValueError):  # an axis of no length, dates, or a type of ml_dtypes
+        return memoryview(contiguous.reshape(-1).view(np.uint8))
 
 
 def copy_of(array: np.ndarray[Any, Any], nbytes: int = 0) -> memoryview:

@@ -28,6 +28,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 _EMPTY = memoryview(bytearray())
+_HOST = torch.device("cpu")
 
 #: Size -> ctypes type of that many bytes. Making a type is slow, so up to a bound they are kept.
 _MEMORY_TYPES: dict[int, type[Array[c_char]]] = {}
@@ -132,8 +133,8 @@ def allocate(dtype: str, shape: tuple[int, ...]) -> tuple[torch.Tensor, memoryvi
         with quiet(known):
             tensor = torch.empty(shape, dtype=known, device="cpu")
     else:
-        tensor = torch.empty(shape, dtype=known, device="cpu")
-    return tensor, memory_of(tensor, tensor.nbytes)
+        tensor = torch.empty(shape, dtype=known, device=_HOST)
+    return tensor, _view(tensor.data_ptr(), tensor.nbytes, tensor)
 
 
 def over(dtype: str, shape: tuple[int, ...], data: memoryview) -> torch.Tensor | None:
