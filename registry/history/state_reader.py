@@ -8,7 +8,7 @@ which reads through this.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeVar
 
 from holdfast.registry.errors import MissingObject, Thinned
@@ -30,9 +30,6 @@ from holdfast.registry.store import (
     read_tensors,
 )
 from holdfast.registry.values import Digest, collector_paused
-
-#: A state of more bytes may take so long that other threads need the cycle collector meanwhile.
-_BRIEF_BYTES = 2**28
 
 _T = TypeVar("_T")
 
@@ -157,13 +154,12 @@ class StateReader:
         return self._relocated(read)
 
     def reading(self) -> AbstractContextManager[None]:
-        """Pause the cycle collector while a state is read that does not take long.
+        """Pause the cycle collector while a state is read, unless it is large.
 
-        Its views and places are gone afterwards, and in no cycle: to look through those of a
-        hundred thousand tensors takes as long as reading them.
+        Its views and places are gone afterwards: to look through those of a hundred thousand
+        tensors takes as long as reading them.
         """
-        stored_bytes = sum(self.placement.rows.columns[2])
-        return collector_paused() if stored_bytes <= _BRIEF_BYTES else nullcontext()
+        return collector_paused(sum(self.placement.rows.columns[2]))
 
     def check_held(self, names: Iterable[str]) -> None:
         """Refuse components that a thinning gave up, before memory is allocated."""

@@ -17,15 +17,20 @@ from holdfast.registry.errors import Conflict, Hint, InvalidInput
 _MOST_NAME = 64
 
 
+#: To move more bytes may take so long that other threads need the cycle collector meanwhile.
+_BRIEF_BYTES = 2**28
+
+
 @contextmanager
-def collector_paused() -> Iterator[None]:
+def collector_paused(moved_bytes: float = 0) -> Iterator[None]:
     """Pause the cycle collector; afterwards it is on only if it was on before.
 
     Flattening a state of thousands of tensors makes tens of thousands of objects, none of them in a
     cycle. They trigger a full collection. In a process with torch that takes longer than the rest
-    of the bookkeeping of a save (docs/design/speed.md).
+    of the bookkeeping of a save (docs/design/speed.md). The collector stays on while many bytes
+    are moved.
     """
-    if not gc.isenabled():
+    if not gc.isenabled() or moved_bytes > _BRIEF_BYTES:
         yield
         return
     gc.disable()

@@ -22,6 +22,7 @@ from fnmatch import fnmatchcase
 
 from holdfast.backends import Buffer
 from holdfast.backends.base import Unfinished
+from holdfast.registry.objects import grid
 from holdfast.registry.pytree import ArrayLeaf
 from holdfast.registry.store import BLOCK_BYTES, Lease
 from holdfast.registry.values import Digest, collector_paused
@@ -94,6 +95,19 @@ class Piece:
     digest: Digest = field(init=False)  # its id, once it is hashed
     view: memoryview = _NOTHING  # its bytes, until they are packed; none if it is stored already
     is_finite: bool = True  # whether it holds neither NaN nor infinity
+
+
+def pieces_of(leaf: ArrayLeaf, *, is_known: bool) -> list[Piece]:
+    """Return the chunks of a tensor."""
+    cut = grid(leaf.dtype, leaf.shape)
+    if cut.count == 1:
+        return [Piece(leaf, 0, 0, cut.nbytes, is_known)]
+    leaf.buffer()  # a copy from another device is made once here, not in every thread
+    pieces, start = [], 0
+    for number, size in enumerate(cut.sizes()):
+        pieces.append(Piece(leaf, number, start, start + size, is_known))
+        start += size
+    return pieces
 
 
 @dataclass(slots=True, eq=False)

@@ -16,6 +16,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, repeat
+from math import inf
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from holdfast.backends import Buffer
@@ -31,7 +32,6 @@ from holdfast.registry.objects import (
     PackRef,
     PackTable,
     TensorEntry,
-    grid,
     trailer,
 )
 from holdfast.registry.objects.codecs import RAW
@@ -54,6 +54,7 @@ from holdfast.registry.writing.hashing import (
     in_use,
     is_finite,
     is_watched,
+    pieces_of,
 )
 from holdfast.registry.writing.object_writer import ChosenKeys, ObjectWriter, placed_keys
 from holdfast.registry.writing.placing import (
@@ -173,21 +174,35 @@ class _Writing:
         begin = self._store.backend.begin if self._codec == RAW else lambda _: None
         hashing = Hashing(submit, self._lease, self._stored, begin)
         try:
-            packed = 0
-            groups = hashing.groups(cut_groups(self._cut(state, watched)))
-            first = next(groups, None)  # meanwhile the next batches are hashed
-            self._skeletons = [canonical.encode(part.skeleton) for part in state.components]
-            check_readable(state, self._skeletons)
-            for group in groups if first is None else chain([first], groups):
-                self._pack_group(group)
-                packed += len(group.pieces)
-                self._assemble(state, packed, watched)
-            self._assemble(state, packed, watched)
-            manifest = Manifest(state.kind, self._components)
-            written = self._place(manifest)
+            # It would look at the pieces of every tensor. It stays on where packs are waited for.
+            with collector_paused(self._moved_bytes(state)):
+                groups = hashing.groups(cut_groups(self._cut(state, watched)))
+                self._pack_groups(groups, state, watched)
+                nonfinite = self._named(state) if watched else ()
+                self._pieces.clear()
+            written = self._place(Manifest(state.kind, self._components))
         finally:
             self._end()
-        return replace(written, nonfinite=self._named(state)) if watched else written
+        return replace(written, nonfinite=nonfinite)
+
+    def _moved_bytes(self, state: FlatState) -> float:
+        """Return the bytes of a state; without limit if some packs wait for others to be sent."""
+        sizes = [sum(leaf.nbytes for leaf in part.leaves) for part in state.components]
+        packs = sum(map(bool, sizes)) + sum(sizes) // PACK_BYTES
+        return sum(sizes) if self._codec == RAW and packs <= _PACKS_IN_FLIGHT else inf
+
+    def _pack_groups(
+        self, groups: Iterator[Group], state: FlatState, watched: Sequence[str]
+    ) -> None:
+        packed = 0
+        first = next(groups, None)  # meanwhile the next batches are hashed
+        self._skeletons = [canonical.encode(part.skeleton) for part in state.components]
+        check_readable(state, self._skeletons)
+        for group in groups if first is None else chain([first], groups):
+            self._pack_group(group)
+            packed += len(group.pieces)
+            self._assemble(state, packed, watched)
+        self._assemble(state, packed, watched)
 
     def _end(self) -> None:
         """Give the blocks back once no thread uses them; an interrupt may end that wait."""
@@ -243,7 +258,7 @@ class _Writing:
             for leaf in component.leaves:
                 if leaf.nbytes <= INLINE_BYTES:
                     continue
-                pieces = _pieces(leaf, is_known)
+                pieces = pieces_of(leaf, is_known=is_known)
                 self._pieces[id(leaf)] = pieces
                 if watched and is_watched(leaf, watched):
                     for piece in pieces:
@@ -437,6 +452,7 @@ class _Writing:
             locations = {**self._stored, **made}
             new_bytes = sum(location.stored_bytes for location in made.values())
             placement = build_placement(manifest, self._lists, locations)
+            del made, locations  # or the collector would look at each of them
         return place_manifest(
             self._store, self._writer, manifest, placement, self._lists, self._bases, new_bytes
         )
@@ -449,18 +465,6 @@ class _Writing:
             places = zip(repeat(PackRef(put.result(), size)), *table.columns(), strict=False)
             found.update(zip(digests, map(made, places), strict=True))
         return found
-
-
-def _pieces(leaf: ArrayLeaf, is_known: bool) -> list[Piece]:
-    cut = grid(leaf.dtype, leaf.shape)
-    if cut.count == 1:
-        return [Piece(leaf, 0, 0, cut.nbytes, is_known)]
-    leaf.buffer()  # a copy from another device is made once here, not in every thread
-    pieces, start = [], 0
-    for number, size in enumerate(cut.sizes()):
-        pieces.append(Piece(leaf, number, start, start + size, is_known))
-        start += size
-    return pieces
 
 
 def chunked_entry(leaf: ArrayLeaf, chunks: bytes, lists: dict[Digest, bytes]) -> TensorEntry:
