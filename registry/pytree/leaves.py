@@ -147,24 +147,22 @@ def by_path(leaves: Iterable[ArrayLeaf]) -> dict[str, ArrayLeaf]:
 
 def paths_bytes(leaves: Iterable[ArrayLeaf]) -> int:
     """Return at most how much memory the paths of leaves take, without spelling them."""
-    known: dict[int, int] = {}  # lengths of the paths of containers, by the identity of their link
-    total = 0
+    known: dict[int, int] = {id(None): 0}  # lengths of the paths of containers, by their identity
+    count = characters = 0
 
     def length(link: Link) -> int:
-        nonlocal total
+        nonlocal count, characters
         above, key = link
-        text: Any = getattr(key, "text", key)
-        step = 20 if type(text) is int else len(text) * (2 if text.isprintable() else 6) + 3
-        if above is None:
-            return step
         if id(above) not in known:
             known[id(above)] = length(above)
-            total += PATH_BYTES + CHARACTER_BYTES * known[id(above)]
+        text: Any = key if type(key) is str else getattr(key, "text", key)
+        step = 20 if type(text) is int else len(text) * (2 if text.isprintable() else 6) + 3
+        count, characters = count + 1, characters + known[id(above)] + step
         return known[id(above)] + step
 
     for leaf in leaves:
-        total += PATH_BYTES + CHARACTER_BYTES * length(leaf._link)
-    return total
+        length(leaf._link)
+    return PATH_BYTES * count + CHARACTER_BYTES * characters
 
 
 def bytes_leaf(data: bytes | bytearray, link: Link) -> ArrayLeaf:

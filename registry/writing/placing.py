@@ -150,24 +150,21 @@ def build_placement(
 def locations_of(bases: Sequence[PlacedState]) -> dict[Digest, ChunkLocation]:
     """Return the locations of all chunks of stored states, with the bases of their deltas.
 
-    Of several locations of a chunk the one with the shortest chain of deltas is returned, then the
-    first one. So chains of different states never join to a longer chain.
+    Of several locations of a chunk the one with the shortest chain of deltas is returned, then that
+    of a state without deltas, then the first one. So chains of different states never join to a
+    longer chain.
     """
     locations: dict[Digest, ChunkLocation] = {}
-    links: dict[Digest, int] = {}
-    for base in bases:
-        packs = base.placement.packs
-        digests = [*base.manifest.distinct_chunks(base.lists), *base.placement.extra]
-        rows = base.placement.rows
-        if not rows.has_deltas:
-            numbers = [n for n, digest in enumerate(digests) if links.get(digest, 1)]
-            pack, *others = (map(column.__getitem__, numbers) for column in rows.columns[:4])
-            fields = zip(map(packs.__getitem__, pack), *others, repeat(None), strict=False)
-            names = [digests[number] for number in numbers]
-            made: Any = partial(tuple.__new__, ChunkLocation)
-            locations.update(zip(names, map(made, fields), strict=True))
-            links.update(dict.fromkeys(names, 0))
-            continue
+    made: Any = partial(tuple.__new__, ChunkLocation)
+    plain = [base for base in bases if not base.placement.rows.has_deltas]
+    for base in reversed(plain):  # the first one comes last, and stays
+        pack, *others = base.placement.rows.columns[:4]
+        refs = map(base.placement.packs.__getitem__, pack)
+        found = map(made, zip(refs, *others, repeat(None), strict=False))
+        locations.update(zip(_digests(base), found, strict=True))
+    links = dict.fromkeys(locations, 0)
+    for base in (base for base in bases if base.placement.rows.has_deltas):
+        packs, rows, digests = base.placement.packs, base.placement.rows, _digests(base)
         # Bases before their deltas.
         for number in sorted(range(len(rows)), key=base.placement.depths.__getitem__):
             row, digest = rows[number], digests[number]
@@ -179,3 +176,8 @@ def locations_of(bases: Sequence[PlacedState]) -> dict[Digest, ChunkLocation]:
                 )
                 links[digest] = count
     return locations
+
+
+def _digests(base: PlacedState) -> list[Digest]:
+    """Return the chunk of each row of a placement."""
+    return [*base.manifest.distinct_chunks(base.lists), *base.placement.extra]

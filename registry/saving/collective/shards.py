@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any, Self
 
 import numpy as np
@@ -277,7 +278,7 @@ def whole_shape(leaf: ArrayLeaf) -> tuple[int, ...]:
 
 def whole_bytes(leaf: ArrayLeaf) -> int:
     """Return the size of a leaf's whole tensor, in bytes."""
-    return int(np.prod(whole_shape(leaf), dtype=np.int64)) * item_size(leaf.dtype)
+    return prod(whole_shape(leaf)) * item_size(leaf.dtype)
 
 
 class Layout:
