@@ -18,7 +18,7 @@ _MOST_NAME = 64
 
 
 #: To move more bytes may take so long that other threads need the cycle collector meanwhile.
-_BRIEF_BYTES = 2**28
+_BRIEF_BYTES = 2**24
 
 
 @contextmanager
