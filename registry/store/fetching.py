@@ -268,9 +268,8 @@ class Fetch:
                 "a chain of deltas is too long", where=job.pack.key, expected=f"at most {MAX_DEPTH}"
             )
         for chunk in job.chunks:
-            raw = chunk.view
-            if raw is not None and (found := hashlib.sha256(raw).digest()) != chunk.digest:
-                raise _damaged(found, chunk.digest, job.pack.key, chunk.offset)
+            if chunk.view is not None:
+                verify_chunk(chunk.view, chunk.digest, job.pack.key, chunk.offset)
 
     def _join(
         self, deltas: Mapping[int, list[memoryview]], scratch: Scratch, *, verified: bool
@@ -409,17 +408,13 @@ def verify_chunk(data: memoryview, digest: Digest, key: ObjectKey, offset: int) 
     """Check a chunk's raw bytes."""
     found = hashlib.sha256(data).digest()
     if found != digest:
-        raise _damaged(found, digest, key, offset)
-
-
-def _damaged(found: bytes, digest: Digest, key: ObjectKey, offset: int) -> Damaged:
-    return Damaged(
-        "damaged chunk: its bytes do not hash to its digest",
-        where=f"{key} at offset {offset}",
-        expected=digest,
-        found=Digest(found),
-        hint=_MEND,
-    )
+        raise Damaged(
+            "damaged chunk: its bytes do not hash to its digest",
+            where=f"{key} at offset {offset}",
+            expected=digest,
+            found=Digest(found),
+            hint=_MEND,
+        )
 
 
 def verify_pack_chunks(data: bytes | memoryview, table: PackTable, key: ObjectKey) -> None:
