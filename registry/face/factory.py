@@ -198,7 +198,7 @@ def _followed(registry: Registry, reopen: Callable[[str], Registry]) -> Registry
             raise InvalidLocation(
                 "registries have moved in a circle",
                 where=moved_to,
-                hint="Open the one that is in use by its own URL, without `follow_moved`.",
+                hint="Open the one that is in use by its own URL.",
             )
         places.add(moved_to)
         registry = reopen(check_followed(moved_to))
