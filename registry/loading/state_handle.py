@@ -76,7 +76,7 @@ class StateHandle:
                 "too large", where=self.ref, expected=f"{most_bytes:,} bytes", found=manifest.nbytes
             )
         aside = self.kept_by_commit(manifest)
-        names = [only] if isinstance(only, str) else only
+        names = [only] if isinstance(only, str) else None if only is None else list(only)
         chosen = None if names is None else [name for name in names if name not in aside]
         wanted = select(self.ref, manifest, chosen)
         self.reader.check_held(wanted)

@@ -112,6 +112,8 @@ class JournaledCheckpoint(Checkpoint):
         version: int | str | None = None,
     ) -> Any:
         """Return the state, from this machine or from the registry; see `Checkpoint.load`."""
+        if only is not None and not isinstance(only, str):
+            only = list(only)  # it may be read twice
 
         def load() -> Any:
             return super(JournaledCheckpoint, self).load(

@@ -82,6 +82,12 @@ def test_only_what_is_asked_for(run, only, keys):
     assert all(same(loaded[key], state()[key]) for key in keys)
 
 
+def test_names_may_be_given_by_an_iterator(run):
+    saved = run.save(state(), step=1)
+    assert list(saved.load(only=iter(["host", "model"]))) == ["model", "host"]
+    assert saved.load(only=iter(["host"])) == saved.load(only="host")
+
+
 def test_what_there_is_not_is_an_error(run):
     saved = run.save(state(), step=1)
     with pytest.raises(NotFound, match="no such component"):

@@ -373,6 +373,13 @@ def _rewind(on: Training) -> None:
         other.save(state(22), step=2)
 
 
+def test_names_from_an_iterator_outlive_the_way_to_the_registry(training: Training) -> None:
+    assert training.second.components  # its manifest is known
+    training.machine.carry()
+    loaded = training.second.load(only=iter(["model", "arms"]))
+    assert_same(loaded, state(2))
+
+
 @pytest.mark.parametrize(
     ("act", "step", "outcome"),
     [(_collect, 1, "carried"), (_drop, 3, "refused"), (_rewind, 3, "stranded")],
