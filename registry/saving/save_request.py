@@ -333,7 +333,7 @@ def _check_tier(phase: Phase, tier: str | None, where: str) -> None:
             "the phase has no such tier",
             where=f"{where}, tier {tier}",
             expected=", ".join(tiers) or "no tier",
-            hint=near(tier, tiers),
+            hint=near(tier, tiers) if isinstance(tier, str) else "",
         )
 
 

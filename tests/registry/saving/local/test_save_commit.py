@@ -309,6 +309,8 @@ def test_a_tier_that_there_is_not_is_refused(reg, run):
         make(reg, TIERED, "tiered").save(small_state(), step=1, tier="roling", meta={"epoch": 1})
     with pytest.raises(InvalidInput, match=r"no such tier.*expected no tier"):
         run.save(small_state(), step=1, tier="rolling")
+    with pytest.raises(InvalidInput, match=r"tier 5: .* no such tier; expected milestone"):
+        make(reg, TIERED, "numbered").save(small_state(), step=1, tier=5, meta={"epoch": 1})
 
 
 def test_late_metrics_raise_the_tier_and_move_best(reg):
