@@ -292,7 +292,8 @@ class Run:
 
         Args:
             state: A dict of tensors (torch or NumPy, of any shape, dtype and device) and plain
-                values, nested in any way. Objects with `state_dict()` are replaced by its result.
+                values, nested in any way. Objects with `state_dict()` are replaced by its result;
+                only inside a dict does it keep the versions of modules.
                 If a part changes before this returns, the bytes of some moment of the call are
                 stored.
             step: Training step, update or epoch of the state: 0 to 2^53.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from holdfast.registry.pytree.paths import clip, component, segment, shown
 from holdfast.registry.pytree.survey import ARRAY_TAGS
 from holdfast.registry.values import Json
 
+#: Metadata of modules that `load_state_dict` treats like none.
+_FIRST_VERSION = frozenset({"{}", "{'version': 1}", "{'version': None}"})
 _BARE_TAGS = frozenset({"t", "n", "nt"})
 
 
@@ -42,7 +45,8 @@ def flatten(state: object, new_encoder: Callable[[], Encoder] = Encoder) -> Flat
     """Split a state into components without copying its arrays.
 
     Parameters are loaded as plain tensors. Tied memory, strides and requires_grad are not kept. If
-    the whole state is a state_dict, the version metadata that torch adds to it is not kept either.
+    the whole state is a state_dict, the versions that torch adds to it are not kept either: any but
+    1 is warned of.
     """
     libraries.load_seen()
     if has_state_dict(state):
@@ -51,6 +55,7 @@ def flatten(state: object, new_encoder: Callable[[], Encoder] = Encoder) -> Flat
         kind = "dict"
     elif type(state) is OrderedDict:
         kind = "odict"
+        _check_attributes(state)
     else:
         raise UnsupportedValue(
             "a state must be a dict with string keys, or have state_dict()",
@@ -59,6 +64,22 @@ def flatten(state: object, new_encoder: Callable[[], Encoder] = Encoder) -> Flat
             hint="Wrap it: {'model': ...}.",
         )
     return FlatState(kind, tuple(_component(state, name, new_encoder()) for name in state))
+
+
+def _check_attributes(state: OrderedDict[str, object]) -> None:
+    """Refuse attributes of a state, and warn of versions in its `_metadata`: they are not kept."""
+    for name in vars(state).keys() - {"_metadata"}:
+        what = f"an OrderedDict with an attribute ({name}) cannot be stored"
+        raise UnsupportedValue(what, where="state", hint="Store both apart.")
+    metadata = vars(state).get("_metadata", {})
+    for module, known in metadata.items() if isinstance(metadata, Mapping) else [("", metadata)]:
+        if clip(known) not in _FIRST_VERSION:
+            text = (
+                f"the versions of modules are not kept in a state that is a state_dict itself: "
+                f"module {module!r} has {clip(known)}. Save {{'model': model}} instead."
+            )
+            warnings.warn(text, UserWarning, stacklevel=2)
+            return
 
 
 def await_devices(state: FlatState) -> None:

@@ -219,8 +219,21 @@ def test_state_dict_metadata_that_cannot_be_stored():
         flatten({"x": value})
     value = collections.OrderedDict()
     value.note = 1
-    with pytest.raises(UnsupportedValue, match="attribute"):
-        flatten({"x": value})
+    for state in ({"x": value}, value):
+        with pytest.raises(UnsupportedValue, match=r"attribute \(note\)"):
+            flatten(state)
+
+
+class _Second(torch.nn.Linear):
+    _version = 2
+
+
+def test_a_whole_state_that_loses_the_versions_of_its_modules_warns():
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), _Second(1, 1))
+    with pytest.warns(UserWarning, match=r"module '1' has \{'version': 2\}\. Save \{'model': "):
+        flatten(model)
+    flatten({"model": model})
+    flatten(model[0])
 
 
 class _Foreign:
