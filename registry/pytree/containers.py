@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
+from holdfast.registry.errors import RegistryError
 from holdfast.registry.pytree.decoding import DECODERS, Decoder
 from holdfast.registry.pytree.encoding import HANDLERS, Encoder
 from holdfast.registry.pytree.paths import Link, OddKey, clip
@@ -32,6 +34,7 @@ def encode_pairs(encoder: Encoder, value: dict[Any, Any], link: Link, depth: int
     append = pairs.append
     handlers, node = HANDLERS.get, encoder.node
     hashes = KeyHashes()
+    odd: set[str] | None = None  # spellings of the keys that are neither strings nor small integers
     for key, item in value.items():
         encoded: Json = key
         step: Any = key
@@ -39,6 +42,11 @@ def encode_pairs(encoder: Encoder, value: dict[Any, Any], link: Link, depth: int
             encoded, step = encoder.key(key, link, depth)
             if not hashes.admits(key):
                 encoder.refuse(link, _EQUAL, "Store them as a list of pairs.")
+            if type(step) is OddKey:
+                odd = odd or set()
+                if step.text in odd and _loads_as_one(encoded):
+                    encoder.refuse(link, "two keys are stored alike", "Store a list of pairs.")
+                odd.add(step.text)
         handler = handlers(type(item))
         if handler is None:
             append([encoded, node(item, (link, step), depth)])
@@ -46,6 +54,13 @@ def encode_pairs(encoder: Encoder, value: dict[Any, Any], link: Link, depth: int
             append([encoded, handler(encoder, item, (link, step), depth)])
     encoder.leave(value)
     return pairs
+
+
+def _loads_as_one(node: Json) -> bool:
+    """Return whether two loads of a key are equal; those of NaN are not."""
+    with suppress(RegistryError, TypeError):  # such as for the lack of an adapter
+        return len({Decoder(()).plain(node, (None, ""), 1) for _ in range(2)}) == 1
+    return False
 
 
 def encode_items(encoder: Encoder, value: Any, link: Link, depth: int) -> list[Json]:
@@ -95,7 +110,10 @@ def encode_set(encoder: Encoder, value: Any, link: Link, depth: int) -> list[Jso
         encoder.refuse(link, _EQUAL, "Store them as a list.")
     with encoder.plain("a set"), encoder.inside(value, link, depth):
         items = [encoder.node(item, link, depth + 1) for item in value]
-    return sorted(items, key=canonical.encode)
+    spelled = {canonical.encode(item): item for item in items}
+    if len(spelled) < len(items):
+        encoder.refuse(link, "two items of a set are stored alike", "Store them as a list.")
+    return [spelled[text] for text in sorted(spelled)]
 
 
 def encode_deque(encoder: Encoder, value: deque[Any], link: Link, depth: int) -> Json:

@@ -113,12 +113,7 @@ def describe(target: np.ndarray[Any, Any]) -> tuple[str, tuple[int, ...]]:
 # Arrays
 
 
-def encode_array(
-    encoder: Encoder,
-    value: np.ndarray[Any, Any],
-    link: Link,
-    depth: int,  # noqa: ARG001
-) -> Json:
+def encode_array(encoder: Encoder, value: np.ndarray[Any, Any], link: Link, depth: int) -> Json:
     """Encode an array as a leaf."""
     dtype = value.dtype
     name = name_of(dtype)
@@ -129,7 +124,11 @@ def encode_array(
     opener = copy_of if is_copied else memory_of
     leaf = ArrayLeaf(name, value.shape, value.nbytes, value, opener, link, is_copied)
     index = encoder.add(leaf, link)
-    return {"nt": [index, str(dtype)]} if dtype.kind in "Mm" else {"n": index}
+    if dtype.kind not in "Mm":
+        return {"n": index}
+    encoder.enter(value, link, depth)
+    encoder.leave(value)
+    return {"nt": [index, str(dtype)]}
 
 
 def _explain(dtype: np.dtype[Any]) -> tuple[str, str]:

@@ -42,6 +42,10 @@ def pack_zone(zone: tzinfo | None) -> Json:
     if type(zone) is ZoneInfo:
         if zone.key is None or not _ZONE_KEY.fullmatch(zone.key):
             raise ValueError("a time zone without a key of the tz database")
+        try:
+            ZoneInfo(zone.key)
+        except (KeyError, OSError) as error:
+            raise ValueError(f"the tz database has no {zone.key}") from error
         return ["zone", zone.key]
     if type(zone) is not timezone:
         raise ValueError(f"its time zone is a {type(zone).__name__}; use timezone or ZoneInfo")
@@ -105,9 +109,11 @@ atom(ZoneInfo, "tz", _pack_zone_value, _unpack_zone_value)
 atom(uuid.UUID, "uuid", lambda value: value.hex, uuid.UUID)
 
 
-def encode_path(encoder: Encoder, value: PurePath, link: Link, depth: int) -> Json:  # noqa: ARG001
+def encode_path(encoder: Encoder, value: PurePath, link: Link, depth: int) -> Json:
     """Encode a path with its flavour."""
     flavour = type(value).__name__.removesuffix("Path").lower()
+    encoder.enter(value, link, depth)
+    encoder.leave(value)
     return {"path": [flavour, encoder.text(str(value), link)]}
 
 

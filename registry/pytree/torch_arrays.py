@@ -33,6 +33,8 @@ __all__ = ["allocate", "describe", "over", "view_of"]
 
 #: The longest version of torch, in characters.
 _MAX_VERSION = 1000
+#: What torch raises for the parts of a sparse tensor that do not fit.
+_BROKEN = (RuntimeError, ValueError, TypeError, IndexError)
 _DEVICE = re.compile(r"[a-z_]+(:[0-9]{1,4})?")
 
 #: Compressed layout -> its tag, and the accessors of its two index tensors.
@@ -119,25 +121,31 @@ def _encode_special(encoder: Encoder, value: torch.Tensor, link: Link, depth: in
             "a tensor without storage of its own cannot be stored",
             "Save outside torch.func transforms and forward-mode differentiation.",
         )
-    value = value.detach()
-    shape: list[Json] = list(value.shape)
-    if value.layout is torch.sparse_coo:
-        parts = {"indices": value._indices(), "values": value._values()}
-        nodes = _encode_parts(encoder, parts, link, depth)
-        return {"coo": [shape, value.is_coalesced(), *nodes]}
-    if value.layout in _COMPRESSED:
-        tag, outer, inner = _COMPRESSED[value.layout]
-        parts = {name: getattr(value, name)() for name in (outer, inner, "values")}
-        return {tag: [shape, *_encode_parts(encoder, parts, link, depth)]}
+    if value.layout is torch.sparse_coo or value.layout in _COMPRESSED:
+        return _encode_sparse(encoder, value.detach(), link, depth)
     return encoder.refuse(
         link, f"a tensor of layout {value.layout} cannot be stored", "Store its .to_dense()."
     )
 
 
-def _encode_parts(
-    encoder: Encoder, parts: dict[str, torch.Tensor], link: Link, depth: int
-) -> list[Json]:
-    return [encode_tensor(encoder, part, (link, name), depth) for name, part in parts.items()]
+def _encode_sparse(encoder: Encoder, value: torch.Tensor, link: Link, depth: int) -> Json:
+    """Encode the parts of a sparse tensor, if a load can build it from them."""
+    flags: list[Json] = []
+    if value.layout is torch.sparse_coo:
+        tag, flags = "coo", [value.is_coalesced()]
+        parts = {"indices": value._indices(), "values": value._values()}
+    else:
+        tag, outer, inner = _COMPRESSED[value.layout]
+        parts = {name: getattr(value, name)() for name in (outer, inner, "values")}
+    with encoder.inside(value, link, depth):
+        nodes = [encode_tensor(encoder, part, (link, name), depth) for name, part in parts.items()]
+    try:
+        with quiet():
+            _build_sparse(value.layout, list(value.shape), any(flags), list(parts.values()))
+    except _BROKEN as error:
+        what = f"a sparse tensor that breaks torch's invariants ({error})"
+        encoder.refuse(link, what, "Build it with check_invariants=True.")
+    return {tag: [[*value.shape], *flags, *nodes]}
 
 
 def _decode_sparse(
@@ -160,7 +168,7 @@ def _decode_sparse(
     try:
         with quiet():
             return _build_sparse(layout, shape, is_coalesced, parts)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    except _BROKEN as error:
         decoder.malformed(
             link, "inconsistent parts of a sparse tensor", "torch's invariants", error
         )

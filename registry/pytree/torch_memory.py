@@ -78,7 +78,10 @@ def _copy_storage(tensor: torch.Tensor, nbytes: int, target: int) -> None:
 def _memory_now(tensor: torch.Tensor) -> tuple[object, int]:
     """Return the owner of the memory that a tensor has now, and its address."""
     storage, address = tensor.untyped_storage(), tensor.data_ptr()
-    start = storage.data_ptr()
+    try:
+        start = storage.data_ptr()
+    except RuntimeError as error:  # such as the zeros that torch makes for derivatives
+        raise UnsupportedValue("a tensor without memory", hint="Store its .clone().") from error
     if start <= address <= start + storage.nbytes():
         return storage, address
     # The program changed it between these two lines; a detached alias keeps one memory.

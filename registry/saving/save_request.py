@@ -322,6 +322,11 @@ def _split(state: FlatState, spec: RunSpec) -> tuple[FlatState, CommitKeys | Non
             )
     kept = tuple(part for part in state.components if part.name not in spec.commit_keys)
     values = join_plain({part.name: part.skeleton for part in moved}, "the commit keys")
+    try:
+        with suppress(IncompatibleState):  # an adapter that only another program has
+            decode_plain(values)
+    except Malformed as error:  # they are nested one level deeper here
+        raise UnsupportedValue("the commit keys could not be read", found=error) from error
     order = tuple(part.name for part in state.components)
     return FlatState(state.kind, kept), CommitKeys(order=order, values=values)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,6 +103,20 @@ def test_the_log_takes_no_arrays_and_no_long_texts(run, backend, value):
     with pytest.raises(UnsupportedValue, match=r"timestamp.*a key in commit_keys holds"):
         run.save(state(value), step=1)
     assert contents(backend) == before
+
+
+@pytest.mark.parametrize("levels", [97, 98])
+def test_a_value_that_nests_too_deeply_in_its_commit_is_refused(run, levels):
+    value: object = Path("a")
+    for _ in range(levels):
+        value = [value]
+    if levels == 97:
+        assert run.save(state(value), step=1).load()["timestamp"] == value
+    else:
+        with pytest.raises(
+            UnsupportedValue, match=r"commit keys could not be read.*nested too deeply"
+        ):
+            run.save(state(value), step=1)
 
 
 def test_the_same_state_at_another_time_is_the_same_checkpoint(run):

@@ -8,14 +8,18 @@ import collections
 import contextlib
 import dataclasses
 import datetime as dt
+import decimal
 import enum
 import fractions
 import io
+import pathlib
 import random
 import re
+import struct
 import threading
 import types
 import weakref
+import zoneinfo
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +29,7 @@ import torch
 from holdfast.registry.errors import UnsupportedValue
 from holdfast.registry.pytree import flatten
 from holdfast.registry.pytree.traversal import walk
+from tests.support.sameness import assert_same, through
 
 
 class Point(NamedTuple):
@@ -196,6 +201,95 @@ def test_depth():
         value = [value]
     with pytest.raises(UnsupportedValue, match="more than 100 levels"):
         flatten({"x": value})
+
+
+def _in_lists(value: object, levels: int) -> dict[str, object]:
+    for _ in range(levels):
+        value = [value]
+    return {"x": value}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pathlib.Path("a"),
+        np.array(["2020"], "M8[D]"),
+        torch.eye(2).to_sparse(),
+        {1},
+        slice(1),
+        collections.deque(),
+    ],
+    ids=["path", "times", "sparse", "set", "slice", "deque"],
+)
+def test_a_value_is_refused_at_the_depth_at_which_no_load_would_take_it(value):
+    state = _in_lists(value, 98)
+    assert_same(state, through(state))
+    with pytest.raises(UnsupportedValue, match="more than 100 levels"):
+        flatten(_in_lists(value, 99))
+
+
+def _nan() -> float:
+    return float("nan")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {_nan(), _nan(), 1.0},
+        frozenset({np.float32(_nan()), np.float32(_nan())}),
+        {decimal.Decimal("NaN"), decimal.Decimal("NaN")},
+        {(_nan(), 1), (_nan(), 1)},
+        {zoneinfo.ZoneInfo("Europe/Paris"), zoneinfo.ZoneInfo.no_cache("Europe/Paris")},
+    ],
+)
+def test_items_of_a_set_that_are_stored_alike_are_refused(value):
+    with pytest.raises(UnsupportedValue, match=r"state\['x'\]: two items of a set .* a list"):
+        flatten({"x": value})
+
+
+def test_keys_that_would_load_as_one_are_refused():
+    zones = zoneinfo.ZoneInfo("Europe/Paris"), zoneinfo.ZoneInfo.no_cache("Europe/Paris")
+    for keys in (zones, [(1, zone) for zone in zones]):
+        with pytest.raises(UnsupportedValue, match=r"state\['x'\]: two keys .* a list of pairs"):
+            flatten({"x": dict.fromkeys(keys)})
+
+
+def test_keys_of_nan_are_two_keys_again():
+    keys = [_nan(), _nan(), *((_nan(), 1) for _ in range(2))]
+    value = {key: at for at, key in enumerate(keys)}
+    assert list(through({"x": value})["x"].values()) == [0, 1, 2, 3]
+
+
+def test_a_zone_that_the_database_does_not_have_is_refused():
+    data = b"TZif".ljust(20, b"\0") + struct.pack(">6llBB4s", 0, 0, 0, 0, 1, 4, 0, 0, 0, b"UTC")
+    zone = zoneinfo.ZoneInfo.from_file(io.BytesIO(data), key="No/Such")
+    for value in (zone, dt.datetime(2020, 1, 1, tzinfo=zone)):
+        with pytest.raises(UnsupportedValue, match=r"state\['x'\]: .*No/Such"):
+            flatten({"x": value})
+
+
+def _csr(*columns: int) -> torch.Tensor:
+    offsets = torch.tensor([0, len(columns)])
+    return torch.sparse_csr_tensor(offsets, torch.tensor(columns), torch.ones(len(columns)), (1, 2))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+def test_sparse_tensors_that_no_load_could_rebuild_are_refused():
+    indices, values = torch.tensor([[1, 0]]), torch.ones(2)
+    for value in (
+        _csr(1, 0),
+        _csr(1, 1),
+        torch.sparse_coo_tensor(indices, values, (2,))._coalesced_(True),
+        torch.sparse_coo_tensor(indices + 4, values, (2,), check_invariants=False),
+    ):
+        with pytest.raises(UnsupportedValue, match=r"state\['x'\]: .*invariants"):
+            flatten({"x": value})
+
+
+def test_a_tensor_of_zeros_without_memory_is_refused():
+    for value in (torch._efficientzerotensor((3, 4)), torch._efficientzerotensor((3, 4))[1:]):
+        with pytest.raises(UnsupportedValue, match=r"\.clone\(\)"):
+            through({"x": value})
 
 
 def test_arrays_in_sets_and_keys():
