@@ -191,6 +191,10 @@ _FORGETTING = (
     "Lost for good is every object that no other run needs. A backup of its log, or a mirror, is "
     "a better way."
 )
+_ACCEPTING = (
+    "Commits of {} that are not in its log as it is now are given up. Lost for good is every "
+    "object that only they need."
+)
 
 
 @command(writes, bar="deleting")
@@ -209,10 +213,13 @@ def gc(
     forget: list[str] | None = option(
         "--forget", "RUN", "Give up a run that cannot be read, for ever; repeatable."
     ),
+    accept: list[str] | None = option(
+        "--accept", "RUN", "Take the log of a run as a mirror or a backup put it back; repeatable."
+    ),
     full: bool = flag(
         "--full", "Read every log, and compare it with notes of earlier collections."
     ),
-    yes: bool = flag("--yes", "With --forget: do not ask."),
+    yes: bool = flag("--yes", "With --forget or --accept: do not ask."),
     shard: str | None = SHARD,
     dask: str | None = DASK,
 ) -> Answer:
@@ -221,14 +228,18 @@ def gc(
     Safe while others save, read, sync and collect. If a collection is killed, the next one finishes
     it. It stops before it deletes anything if a run cannot be read. If nothing can mend that run,
     --forget gives it up: what only that run needs is deleted, and the other runs keep all they
-    need.
+    need. If a mirror or a backup put the log of a run back, --accept takes it as it is.
     """
-    for name in forget or () if not (yes or dry_run) else ():
+    asks = not (yes or dry_run)
+    for name in forget or () if asks else ():
         output.confirm_name(name, "forget", _FORGETTING.format(name))
+    for name in accept or () if asks else ():
+        output.confirm_name(name, "accept", _ACCEPTING.format(name))
     with workers_at(dask) as executor:
         report = opened.gc(
             grace_s=grace,
             forget=forget or (),
+            accept=accept or (),
             full=full,
             dry_run=dry_run,
             shard=shard,
@@ -243,6 +254,7 @@ def _collected_json(report: GcReport) -> dict[str, Any]:
     return {
         **picked(report, "dry_run epoch runs full"),
         "forgotten": list(report.forgotten),
+        "accepted": list(report.accepted),
         "differing": list(report.differing),
         "hidden_runs": list(report.hidden_runs),
         "freed_runs": list(report.freed_runs),
@@ -258,6 +270,7 @@ def _collected_text(report: GcReport, shard: str | None) -> Iterator[Part]:
         "shard": shard,
         "looked at": f"{_tally_text(report.objects)}, of {output.counted(report.runs, 'run')}",
         "would forget" if report.dry_run else "forgot": ", ".join(report.forgotten) or None,
+        "would accept" if report.dry_run else "accepted": ", ".join(report.accepted) or None,
         "dropped": f"{', '.join(report.hidden_runs)}: kept, since `undo` may bring them back"
         if report.hidden_runs
         else None,

@@ -588,6 +588,7 @@ class Registry:
         *,
         grace_s: float = DAY_S,
         forget: Collection[str] = (),
+        accept: Collection[str] = (),
         full: bool = False,
         dry_run: bool = False,
         shard: str | None = None,
@@ -605,6 +606,8 @@ class Registry:
             forget: Runs to give up for ever, because they cannot be read and would stop every
                 collection. Objects that only such a run needs are collected; what other runs need
                 stays. Nothing may be written to the run any more, even if it is mended.
+            accept: Runs whose logs count as they are, although collections have read other ones: a
+                mirror or a backup put them back. Commits that are not in these logs are given up.
             full: Read every log from its first slot, and report the runs for which the notes of
                 earlier collections differ. One collection in 30 does so by itself.
             dry_run: Only report what would be deleted; the age of objects is then computed by this
@@ -618,7 +621,8 @@ class Registry:
         Raises:
             InvalidInput: A run in `forget` can be read: drop it instead. Or `shard` is no shard, or
                 the executor's workers cannot reach the registry.
-            NotFound: A run in `forget` does not exist, and this machine has never seen it.
+            NotFound: A run in `forget` does not exist, and this machine has never seen it. Or one
+                in `accept` does not exist, or no collection has read it.
             IntegrityError: Something is unreadable or unknown; nothing was deleted.
             UnsupportedFormat: A newer Holdfast wrote something; nothing was deleted.
             StoreUnsuitable: A symbolic link is in the registry; nothing was deleted.
@@ -630,6 +634,7 @@ class Registry:
             self._handle.store,
             grace_s=grace_s,
             forget=forget,
+            accept=accept,
             full=full,
             dry_run=dry_run,
             shard=shard,

@@ -42,7 +42,8 @@ _LOGGER = logging.getLogger("holdfast")
 _FORGETS = 2
 #: The first that knows tables of condemned names.
 _TABLES = 3
-
+#: The first that knows markers: from it on runs are sealed.
+_SEALS = 4
 
 #: The kinds of entries.
 Entry = Literal["sweep", "upgrade", "forget", "freeze", "thaw", "drops"]
@@ -236,6 +237,11 @@ class Epochs:
         if header is not None and run_id in (header.forgotten or ()):
             what = f"the run was forgotten by {epoch_key(epoch)}, and its objects may be deleted"
             raise Conflict(what, where=run_id, hint="Save into another run.")
+
+    def seals(self, epoch: int) -> bool:
+        """Return whether collectors that have observed an epoch seal runs."""
+        header = self.header(epoch)
+        return header is not None and header.min_writer >= _SEALS
 
     def header(self, epoch: int) -> EpochHeader | None:
         """Return the header of an epoch; `None` before the first."""

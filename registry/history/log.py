@@ -70,7 +70,7 @@ class RunLog:
         self._complete = RunManifest.empty(run_id)
         self.seen = SeenHead(store, run_id)  # the head of the log that this machine has seen
         self.may_write = False  # whether symbolic links were looked for
-        self._announced = -1  # the newest seal behind which this handle has put its marker
+        self._announced = -2  # the newest seal behind which this handle has put its marker
         self.tail = Tail()  # the newest slots that were read
         self.durable = 0  # the number of slots that would survive a power loss
         #: Whether `run` comes from a copy, and the registry has not answered since.
@@ -336,18 +336,20 @@ class RunLog:
         )
         return Look(number, outcome)
 
-    def announce(self) -> int | None:
+    def announce(self, *, is_sealing: bool = False) -> int | None:
         """Put the marker behind the newest seal, once, so that no collection passes over the run.
 
-        Return the slot of that seal (W1').
+        In a registry that seals, also a log without a seal gets one: it may have been put back by a
+        mirror. Return the slot of the seal (W1').
         """
         sealed = self.run.sealed_at
-        if sealed is not None and sealed > self._announced:
+        behind = -1 if sealed is None else sealed
+        if (is_sealing or sealed is not None) and behind > self._announced:
             self.prepare_writing()
-            marker = marker_key(self.run_id, sealed + 1)
+            marker = marker_key(self.run_id, behind + 1)
             if not self._store.backend.put_if_absent(marker, b""):
                 self._store.backend.make_durable([marker])  # the one who put it may have died
-            self._announced = sealed
+            self._announced = behind
         return sealed
 
     def make_durable(self) -> None:

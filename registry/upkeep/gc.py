@@ -80,6 +80,7 @@ def collect(
     *,
     grace_s: float = DAY_S,
     forget: Collection[str] = (),
+    accept: Collection[str] = (),
     full: bool = False,
     dry_run: bool = False,
     shard: str | None = None,
@@ -100,6 +101,7 @@ def collect(
             store,
             grace_s=grace_s,
             forget=forget,
+            accept=accept,
             full=full,
             shard=part,
             workers=workers,
@@ -150,7 +152,8 @@ class _Sweep:
 class Collector:
     """One collection, step by step; `collect` calls the steps.
 
-    1. `choose` refuses links, lists all objects, and only then the logs of all runs.
+    1. `choose` refuses links, lists all objects, and only then the logs of all runs. Logs that an
+       operator accepts as they are get marks until they are longer than what their notes have seen.
     2. It takes what quiet runs need from their notes: sealed runs without a marker. It replays
        every other log from what the last collection noted of it, or from the first slot, and frees
        the runs that were dropped longer ago than the delay of the registry. An object that no run
@@ -178,6 +181,7 @@ class Collector:
         *,
         grace_s: float = DAY_S,
         forget: Collection[str] = (),
+        accept: Collection[str] = (),
         full: bool = False,
         shard: Shard | None = None,
         workers: Workers | None = None,
@@ -193,7 +197,14 @@ class Collector:
         self._epochs = Epochs(store)
         self._shard = shard or Shard()
         self._planner = Planner(
-            store, self._epochs, grace_s, forget, full=full, shard=shard, workers=workers
+            store,
+            self._epochs,
+            grace_s,
+            forget,
+            accept=accept,
+            full=full,
+            shard=shard,
+            workers=workers,
         )
         self._plan: Plan | None = None
         self._sweep: _Sweep | None = None
@@ -413,6 +424,7 @@ class Collector:
             epoch=None if sweep is None else sweep.epoch,
             runs=plan.runs,
             forgotten=self.to_forget,
+            accepted=tuple(self._planner.accepted),
             full=self._planner.full,
             differing=tuple(sorted(self._planner.differing)),
             hidden_runs=tuple(sorted(self._planner.hidden)),

@@ -39,6 +39,7 @@ class GcReport:
         epoch: The epoch of the sweep; `None` where there was nothing to condemn.
         runs: Number of runs.
         forgotten: The runs that it forgot.
+        accepted: The runs whose logs it took as they are, although collections had read other ones.
         full: Whether it read every log from its first slot, and compared it with the notes of
             earlier collections.
         differing: The runs whose notes differed; the logs counted, and new notes replace them.
@@ -60,6 +61,7 @@ class GcReport:
     epoch: int | None
     runs: int
     forgotten: tuple[str, ...]
+    accepted: tuple[str, ...]
     full: bool
     differing: tuple[str, ...]
     hidden_runs: tuple[str, ...]

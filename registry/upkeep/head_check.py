@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.backends.escape import quoted
 from holdfast.registry.errors import IntegrityError, InvalidInput, RolledBack, UnsupportedFormat
 from holdfast.registry.history import Epochs
 from holdfast.registry.store import Store
@@ -21,10 +22,6 @@ from holdfast.registry.upkeep.findings import Finding, Vouched
 from holdfast.registry.upkeep.histories import History
 from holdfast.registry.upkeep.run_notes import Notes
 from holdfast.registry.upkeep.signature_check import SignatureCheck
-
-_RESTORE_RUN = (
-    "Nothing is collected before: somebody deleted or replaced the log. Restore it from a backup."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +155,10 @@ class NoteCheck:
 
 def _lost(error: RolledBack, run_id: str) -> Finding:
     message = f"{error.what}: expected {error.expected}, found {error.found}"
-    advice = f"{_RESTORE_RUN} If nothing can mend it: `holdfast gc --forget {run_id}`."
+    advice = (
+        f"Nothing is collected before. {error.hint} If nothing can mend it: `holdfast gc --forget "
+        f"{quoted(run_id)}`."
+    )
     return Finding("head", run_id, message, (run_id,), advice)
 
 

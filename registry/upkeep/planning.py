@@ -46,6 +46,7 @@ from holdfast.registry.objects import (
 )
 from holdfast.registry.store import RUNS_AT_ONCE, Store, Workers, ask_time, in_batches
 from holdfast.registry.store.heads import Head
+from holdfast.registry.upkeep.accepting import accept_logs
 from holdfast.registry.upkeep.gc_report import Tally
 from holdfast.registry.upkeep.live import (
     UNREADABLE,
@@ -62,7 +63,7 @@ from holdfast.registry.upkeep.live import (
     with_way_out,
 )
 from holdfast.registry.upkeep.run_notes import Held, Notes, Replayed, RunNote, of_seal
-from holdfast.registry.upkeep.sealing import SEALS_FROM, QuietRuns, has_only_seals, seal
+from holdfast.registry.upkeep.sealing import QuietRuns, has_only_seals, seal
 from holdfast.registry.upkeep.shards import Shard
 from holdfast.registry.upkeep.shelf import Shelf
 from holdfast.registry.upkeep.sorted_rows import (
@@ -73,7 +74,6 @@ from holdfast.registry.upkeep.sorted_rows import (
     keys_of,
     object_rows,
 )
-from holdfast.registry.values import Digest
 
 #: Unfinished files and probes younger than this stay, whatever the grace: their writers may be
 #: alive.
@@ -105,6 +105,7 @@ class Planner:
         full: Whether every log and placement is read, and compared with the notes.
         differing: The runs whose notes differ from what was read.
         forgotten: The slot that ends the log of each run that was forgotten up to now.
+        accepted: The runs in `accept` whose logs are not the ones that notes have seen.
         hidden: The dropped runs that hold what they held.
         freed: The dropped runs whose delay has passed: they were freed, or would be.
         seals: Whether the registry seals runs.
@@ -118,6 +119,7 @@ class Planner:
         grace_s: float,
         forget: Collection[str] = (),
         *,
+        accept: Collection[str] = (),
         full: bool = False,
         shard: Shard | None = None,
         workers: Workers | None = None,
@@ -130,6 +132,7 @@ class Planner:
         self._needs = Needs(self._workers)
         self._seen: Mapping[str, Head] = {}
         self._forget = frozenset(forget)
+        self._accept = frozenset(accept)
         self._asked_full = self.full = full
         self._notes = Notes()
         #: The runs that get a note, each with whether it may be sealed; and the notes.
@@ -139,6 +142,7 @@ class Planner:
         self.passed: set[str] = set()
         self.differing: set[str] = set()
         self.forgotten: dict[str, int] = {}
+        self.accepted: list[str] = []
         self.hidden: set[str] = set()
         self.freed: set[str] = set()
         self._delay_s: float = DROP_DELAY_S
@@ -162,6 +166,9 @@ class Planner:
         self._check_generations(objects.highest)
         # Before the runs are listed, so that every slot that a note names is in the listing.
         self._notes, self._due, self.differing = Notes.read(self._store), {}, set()
+        self.accepted = accept_logs(
+            self._store, self._epochs, self._notes, self._accept, dry_run=dry_run
+        )
         self._needs, self.passed = self._needs_beside(objects), set()
         self._made, self.logs = Shelf(), Shelf()
         self.full = self._asked_full or self._notes.is_full_due
@@ -244,7 +251,7 @@ class Planner:
         given_s = None if header is None else header.drop_delay_s
         self._delay_s = DROP_DELAY_S if given_s is None else given_s
         self.keeps = header is not None and header.keep is True
-        self.seals = header is not None and header.min_writer >= SEALS_FROM
+        self.seals = self._epochs.seals(newest)
         self._epoch = newest
         if highest is not None and highest.generation > newest:
             raise Malformed(
@@ -354,16 +361,13 @@ class Planner:
         self, log: RunLog, note: RunNote, slots: int, recent: Sequence[Slot]
     ) -> RunManifest | None:
         """Check a log against the note of the run, and start from it; `None` if that cannot be."""
-        seen = note.seen
-        commit = next(log.fetch([seen.slot])) if seen.slot < slots else None
-        note.check(slots, None if commit is None else Digest.of(commit.data))
+        seen, commit = note.seen, note.check_log(log, slots)
         undone = (a for slot in recent for _, one in slot.commits for a in one.actions)
         # A longer grace than before needs earlier slots; an undo, the records of the evicted.
         is_young = note.settled > slots - len(recent)
         is_undone = any(isinstance(one, Recover) for one in undone)
         if self.full or is_young or is_undone or not note.settled:
             return None
-        assert commit is not None
         try:
             run, packs, author = note.replay()
         except (IntegrityError, ValueError) as error:

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from holdfast.backends.escape import quoted
 from holdfast.registry.errors import IntegrityError, Malformed, ObjectNotFound, RolledBack
 from holdfast.registry.history import (
     REPLAY_VERSION,
@@ -26,7 +27,7 @@ from holdfast.registry.history import (
     note_sizes,
     read_table,
 )
-from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.history.replay import RunManifest, Slot
 from holdfast.registry.objects import (
     LAST,
     RUNS,
@@ -106,6 +107,13 @@ class RunNote:
         if slots < self.seen.slots or digest != self.seen.digest:
             raise self.lost(f"{slots} slots" if slots < self.seen.slots else "another log")
 
+    def check_log(self, log: RunLog, slots: int) -> Slot:
+        """Return the commit that the note names in a log; raise if it is another log."""
+        commit = next(log.fetch([self.seen.slot])) if self.seen.slot < slots else None
+        self.check(slots, None if commit is None else Digest.of(commit.data))
+        assert commit is not None  # its digest was compared
+        return commit
+
     def lost(self, found: str) -> RolledBack:
         """Return the error of a run whose log was lost since."""
         seen = self.seen
@@ -115,7 +123,9 @@ class RunNote:
             expected=f"at least {seen.slots} slots, and slot {seen.slot} with digest "
             f"{seen.digest.short}, by {self.where}",
             found=found,
-            hint="Somebody deleted or replaced it: restore it from a backup of this store.",
+            hint="Somebody deleted or replaced it: restore it from a backup of this store. Without "
+            "one, `holdfast trust` and `holdfast sync MIRROR REGISTRY` bring the run back from a "
+            f"mirror; then `holdfast gc --accept {quoted(seen.run)}` takes its log as it is.",
         )
 
 

@@ -23,10 +23,6 @@ from holdfast.registry.upkeep.live import Needs, held_place, with_way_out
 from holdfast.registry.upkeep.run_notes import Notes, RunNote
 from holdfast.registry.values import Digest
 
-#: The least writer version of a registry in which runs are sealed: older programs know no markers.
-SEALS_FROM = 4
-
-
 #: Of the quiet runs the log of one in this number is looked at each day.
 _SAMPLED = 30
 _LOGGER = logging.getLogger("holdfast")

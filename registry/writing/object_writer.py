@@ -126,6 +126,9 @@ class ObjectWriter:
         self.log.prepare_writing()
         self._sealed_at = self.log.announce()
         observed = self._epochs.observe()
+        if self._sealed_at is None and self._epochs.seals(observed):
+            self.log.announce(is_sealing=True)
+            observed = self._epochs.observe()
         self._epochs.check_not_forgotten(self.log.run_id, observed)
         self._epochs.make_durable(observed)
         return observed

@@ -100,6 +100,8 @@ def test_all_packs_come_back_from_a_mirror(places: tuple[Path, Path]) -> None:
 
 def test_a_lost_run_comes_back_from_a_mirror(places: tuple[Path, Path]) -> None:
     home, mirror = places
+    with holdfast.open(home) as reg:
+        reg.gc(grace_s=0)  # from now on collections know the run
     shutil.rmtree(home / "runs/r1")
     with holdfast.open(home) as reg, pytest.raises(IntegrityError):
         reg.run("r1")
@@ -107,6 +109,9 @@ def test_a_lost_run_comes_back_from_a_mirror(places: tuple[Path, Path]) -> None:
     holdfast.sync(mirror, home)
     check(home, "r1", "r2")
     with holdfast.open(home) as reg:
+        with pytest.raises(IntegrityError, match="gc --accept 'r1'"):
+            reg.gc(grace_s=0)
+        reg.gc(grace_s=0, accept=["r1"])
         assert reg.verify(deep=True).ok
         reg.run("r1").save(state("r1", 4), step=4)
 

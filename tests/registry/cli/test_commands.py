@@ -435,6 +435,25 @@ def test_gc_forgets_a_run_when_it_is_told_twice(call: Call, call_json: CallJson,
     assert call("gc", "--forget", "none", "--yes", status=4)
 
 
+def test_gc_accepts_a_log_that_a_mirror_put_back_when_it_is_told_twice(
+    call: Call, call_json: CallJson, url: str, tmp_path: Path
+) -> None:
+    mirror = str(tmp_path / "mirror")
+    holdfast.init(mirror, skip_race_probe=True).close()
+    call("sync", url, mirror)
+    call("tag", "set", "demo/latest", "later")
+    call("gc")
+    shutil.rmtree(Path(url, "runs/demo"))
+    call("trust")
+    call("sync", mirror, url, "demo")
+    assert "holdfast gc --accept 'demo'" in call("gc", status=6).stderr
+    assert "would accept  demo" in call("gc", "--accept", "demo", "--dry-run").stdout
+    assert "give --yes to accept the run" in call("gc", "--accept", "demo", status=2).stderr
+    assert call_json("gc", "--accept", "demo", "--yes")["accepted"] == ["demo"]
+    assert call_json("gc")["accepted"] == []
+    assert call("gc", "--accept", "none", "--yes", status=4)
+
+
 def test_an_upgrade_asks_first_and_says_what_it_raised(call: Call, call_json: CallJson) -> None:
     assert "--yes" in call("upgrade", status=2).stderr
     assert call_json("upgrade", "--yes") == {
