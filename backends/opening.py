@@ -175,7 +175,7 @@ def _open_s3(location: Location, options: dict[str, Any], transport: str | None)
         raise StoreUnsuitable(
             f"{missing.replace('botocore', 'boto3')} is not installed",
             where=location.url,
-            hint=f"Install the extra: pip install 'holdfast[{_EXTRAS[missing]}]'.",
+            hint=f"Install the extra: pip install 'holdfast-registry[{_EXTRAS[missing]}]'.",
         ) from error
     taken = take_options(options, location.url)
     return made(_placed(location, taken), settings=taken.settings)

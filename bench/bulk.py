@@ -5,7 +5,7 @@
 Builds a registry of small checkpoints in a folder, then prints the seconds of each and whether the
 reports, and the copies, are the same as those of one process. The workers are processes of this
 machine, with one thread each, so on few cores they share these with the caller, which has the
-scheduler too. Needs `holdfast[dask]`.
+scheduler too. Needs `holdfast-registry[dask]`.
 """
 
 from __future__ import annotations

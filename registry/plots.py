@@ -188,7 +188,7 @@ def _graph_objects() -> Any:
         raise InvalidInput(
             "this needs the package plotly",
             found=error,
-            hint="Install it with: pip install 'holdfast[ui]'",
+            hint="Install it with: pip install 'holdfast-registry[ui]'",
         ) from error
     return graph_objects
 

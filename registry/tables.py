@@ -79,7 +79,7 @@ def arrow() -> Any:
         raise InvalidInput(
             "this needs the package pyarrow",
             found=error,
-            hint="Install it with: pip install 'holdfast[pyarrow]'",
+            hint="Install it with: pip install 'holdfast-registry[pyarrow]'",
         ) from error
     return pa
 

@@ -172,7 +172,7 @@ def environment(folder: Path, wheel: Path, extra: str) -> Iterator[Path]:
         subprocess.run([*pip, torch], check=True)
     subprocess.run([*pip, f"{wheel}[{extra}]" if extra else str(wheel)], check=True)
     took_s = time.monotonic() - began
-    name = f"holdfast[{extra}]" if extra else "holdfast"
+    name = f"holdfast-registry[{extra}]" if extra else "holdfast-registry"
     version = subprocess.run([python, "--version"], capture_output=True, text=True, check=True)
     print(
         f"{version.stdout.strip()}: {name}: {took_s:.0f} s, {(size(place) - before) / 1e6:.0f} MB",

@@ -136,7 +136,7 @@ def _not_installed(scheme: str, url: str, error: ImportError) -> StoreUnsuitable
         "the driver of this store is not installed",
         where=redact(url),
         found=error,
-        hint=f"Install the extra: pip install 'holdfast[{extra}]'."
+        hint=f"Install the extra: pip install 'holdfast-registry[{extra}]'."
         if extra
         else "Install the package that it needs.",
     )

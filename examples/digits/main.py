@@ -316,7 +316,7 @@ def write_page(story: Story, url: str, folder: Path, runs: list[str]) -> Path | 
     """Write the page of some runs; `None` where the libraries of the pages are missing."""
     story.chapter("The same as a page: one file that opens offline")
     if any(find_spec(name) is None for name in ("jinja2", "plotly")):
-        story.say("not written: install the extra, pip install 'holdfast[ui]'")
+        story.say("not written: install the extra, pip install 'holdfast-registry[ui]'")
         return None
     page = folder / "report.html"
     holdfast = Path(sys.executable).with_name("holdfast")

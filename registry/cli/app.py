@@ -337,7 +337,7 @@ def _print_version(*, wanted: bool) -> None:
     if wanted:
         metadata = import_module("importlib.metadata")  # slow, and needed here alone
         try:
-            number = metadata.version("holdfast")
+            number = metadata.version("holdfast-registry")
         except metadata.PackageNotFoundError:
             number = "(not installed)"
         print(f"holdfast {number}")

@@ -116,7 +116,7 @@ def workers_at(address: str | None) -> Iterator[Executor | None]:
         raise InvalidInput(
             "Dask is not installed",
             where="--dask",
-            hint="Install the extra: pip install 'holdfast[dask]'.",
+            hint="Install the extra: pip install 'holdfast-registry[dask]'.",
         ) from error
     hint = "`dask scheduler` prints the address to give here."
     try:

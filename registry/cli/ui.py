@@ -235,5 +235,5 @@ def _installed(extra: str = "ui") -> Iterator[None]:
         raise InvalidInput(
             "this needs a library that is not installed",
             where=error.name,
-            hint=f"Install the extra: pip install 'holdfast[{extra}]'.",
+            hint=f"Install the extra: pip install 'holdfast-registry[{extra}]'.",
         ) from error

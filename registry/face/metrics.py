@@ -49,7 +49,7 @@ class Export:
             else:
                 self._listen(address[1] or address[2] or "127.0.0.1", int(address[3]))
         except ModuleNotFoundError as error:
-            hint = "Install the extra: pip install 'holdfast[metrics]'."
+            hint = "Install the extra: pip install 'holdfast-registry[metrics]'."
             raise InvalidInput("a library is missing", where=error.name, hint=hint) from error
         except (OSError, OverflowError) as error:
             raise InvalidInput(

@@ -39,7 +39,7 @@ except ModuleNotFoundError as error:
     raise InvalidInput(
         "signatures need a library that is not installed",
         found=error,
-        hint="Install the extra: pip install 'holdfast[sign]'.",
+        hint="Install the extra: pip install 'holdfast-registry[sign]'.",
     ) from error
 
 Kind = Literal["Ed25519", "ECDSA"]

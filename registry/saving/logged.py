@@ -168,7 +168,7 @@ class StepLog:
             if "system" not in self._told:
                 self._told.add("system")
                 _LOGGER.warning(
-                    "%s: no numbers of the machine: %r; `pip install 'holdfast[system]'` "
+                    "%s: no numbers of the machine: %r; `pip install 'holdfast-registry[system]'` "
                     "installs psutil, which reads them",
                     self._where,
                     error,

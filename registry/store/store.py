@@ -352,7 +352,7 @@ def check_writer_version(min_writer: int, *, where: str) -> None:
             where=where,
             expected=f"writer version {min_writer}",
             found=f"writer version {WRITER_VERSION}",
-            hint="Upgrade with `pip install -U holdfast`.",
+            hint="Upgrade with `pip install -U holdfast-registry`.",
         )
 
 

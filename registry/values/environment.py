@@ -37,7 +37,7 @@ def describe_environment() -> dict[str, str]:
         "host": host_name(),
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
-        "holdfast": _version("holdfast"),
+        "holdfast": _version("holdfast-registry"),
         "torch": _version("torch") if "torch" in sys.modules else "",
         "device": _device(),
         "git_commit": _git_commit(),

@@ -6,7 +6,7 @@ dcp.save(state, storage_writer=writer, planner=HoldfastSavePlanner(), use_collec
 dcp.load(state, storage_reader=HoldfastReader(run.latest()))
 ```
 
-docs/scale.md shows the rest. Needs `holdfast[torch]`.
+docs/scale.md shows the rest. Needs `holdfast-registry[torch]`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Lightning: `HoldfastCheckpoint(run)` saves and resumes a run, `HoldfastIO(run)` is its plugin.
 
-docs/integrations/lightning.md shows both. Needs `holdfast[lightning]`.
+docs/integrations/lightning.md shows both. Needs `holdfast-registry[lightning]`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The HF Trainer: `HoldfastCallback(run)` saves and resumes a run, `export` writes a Hub folder.
 
-docs/integrations/transformers.md shows both. Needs `holdfast[transformers]`.
+docs/integrations/transformers.md shows both. Needs `holdfast-registry[transformers]`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Weights & Biases: `log(checkpoint)` names a checkpoint in a W&B run, and uploads nothing.
 
-docs/integrations/wandb.md shows it. Needs `holdfast[wandb]`.
+docs/integrations/wandb.md shows it. Needs `holdfast-registry[wandb]`.
 """
 
 from __future__ import annotations

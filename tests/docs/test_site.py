@@ -33,7 +33,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built by the script that builds it for people."""
     for module in ("zensical", "mkdocstrings", "markdown_svgbob"):
         if importlib.util.find_spec(module) is None:
-            pytest.skip(f"{module} is not installed: pip install 'holdfast[docs]'")
+            pytest.skip(f"{module} is not installed: pip install 'holdfast-registry[docs]'")
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, str(_SCRIPT), str(folder)],

@@ -88,7 +88,7 @@ def _play(ratings: Sequence[Rating], ranks: Sequence[float]) -> list[Rating]:
         raise InvalidInput(
             "openskill, which rates players, cannot be imported",
             found=error,
-            hint="Install the extra: pip install 'holdfast[pool]'.",
+            hint="Install the extra: pip install 'holdfast-registry[pool]'.",
         ) from error
     model = PlackettLuce(mu=_MU, sigma=_SIGMA, beta=_BETA, kappa=_KAPPA, tau=_TAU)
     teams = [[model.rating(mu=rating.mu, sigma=rating.sigma)] for rating in ratings]

@@ -315,7 +315,7 @@ def lz4_frame() -> Any:
         import lz4.frame
     except ModuleNotFoundError as error:
         raise IncompatibleState(
-            "lz4 is not installed", hint="Install it: pip install 'holdfast[formats]'."
+            "lz4 is not installed", hint="Install it: pip install 'holdfast-registry[formats]'."
         ) from error
     return lz4.frame
 

@@ -93,5 +93,5 @@ def _not_installed(error: ImportError) -> InvalidInput:
     return InvalidInput(
         "zarr cannot be imported",
         found=error,
-        hint="Install the extra: pip install 'holdfast[zarr]'.",
+        hint="Install the extra: pip install 'holdfast-registry[zarr]'.",
     )
