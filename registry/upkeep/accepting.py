@@ -35,10 +35,14 @@ def accept_logs(
             continue  # it is the log that was read
         accepted.append(name)
         del notes.by_run[name]
-        mark = None if dry_run else Mark(epoch=_durable_epoch(epochs))
-        while mark is not None and log.run.next_slot <= note.seen.slots:
-            log.append(lambda _, mark=mark: [mark], announces=False)
+        if not dry_run:
+            _lengthen(log, note.seen.slots, Mark(epoch=_durable_epoch(epochs)))
     return accepted
+
+
+def _lengthen(log: RunLog, slots: int, mark: Mark) -> None:
+    while log.run.next_slot <= slots:
+        log.append(lambda _: [mark], announces=False)
 
 
 def _durable_epoch(epochs: Epochs) -> int:
