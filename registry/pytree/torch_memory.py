@@ -81,7 +81,7 @@ def _memory_now(tensor: torch.Tensor) -> tuple[object, int]:
     try:
         start = storage.data_ptr()
     except RuntimeError as error:  # such as the zeros that torch makes for derivatives
-        raise UnsupportedValue("a tensor without memory", hint="Store its .clone().") from error
+        raise UnsupportedValue("a tensor without memory", hint="Store a copy of it.") from error
     if start <= address <= start + storage.nbytes():
         return storage, address
     # The program changed it between these two lines; a detached alias keeps one memory.

@@ -41,6 +41,7 @@ APPENDS = {
     "writing/object_writer.py": "commits that name objects, rechecked (W3, W4)",
     "history/creating.py": "commit 0, which references nothing (W1)",
     "face/syncing.py": "commit 0 of a run at its destination",
+    "upkeep/accepting.py": "marks that make a log longer than its note has seen",
     "upkeep/gc.py": "marks",
     "upkeep/planning.py": "lines that free dropped runs",
     "upkeep/sealing.py": "seals, and the marks before them",
