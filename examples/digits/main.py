@@ -79,7 +79,12 @@ class Program:
         Raises:
             SystemExit: It has not.
         """
-        if self._process.wait(PATIENCE_S) != 0:
+        try:
+            status = self._process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            sys.exit(f"a program took more than {PATIENCE_S} s: is the machine busy? Start again")
+        if status != 0:
             sys.exit(f"{self.log}:\n{self.log.read_text()}")
 
     @property

@@ -26,6 +26,7 @@ from holdfast.registry.formats import (
     GENERIC_NAMES,
     MAIN_EXTENSIONS,
     OF_SYSTEMS,
+    OPAQUE_FORMAT,
     TREE,
     WrittenFile,
     by_extension,
@@ -33,7 +34,6 @@ from holdfast.registry.formats import (
     named,
     thalia,
 )
-from holdfast.registry.formats import OPAQUE_FORMAT as OPAQUE_FORMAT
 from holdfast.registry.layouts import hub_folder
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.upkeep import damaged_keys
@@ -49,8 +49,11 @@ FORMAT = option(
 )
 #: The end of the help of each command that takes files.
 SYSTEMS = f"Formats of single systems: {OF_SYSTEMS}; layouts: {folders.OF_SYSTEMS}."
-#: Printed if a file was stored unread.
-OPAQUE = "stored as an opaque file; nothing in it was read"
+#: Printed if a file or a folder was stored unread, by format.
+_UNREAD = {
+    OPAQUE_FORMAT: "stored as an opaque file; nothing in it was read",
+    TREE: "stored as a folder of files; nothing in them was read. Push files of states one by one",
+}
 
 
 @command(moves, bar="pushing", epilog=SYSTEMS, metrics=True)
@@ -172,8 +175,8 @@ def push(
     text: list[Part] = [f"{how}: {describe.named(saved)}"]
     if shape["lossy"]:
         text.append(f"with less precision: {describe.lossy_text(shape['lossy'])}")
-    if found.format == "opaque":
-        text.append(OPAQUE)
+    if found.format in _UNREAD:
+        text.append(_UNREAD[found.format])
     if not is_new and (metrics or texts):
         text.append(
             Note(f"metrics and meta were left as they are; see holdfast metric add {saved.ref}")
@@ -198,7 +201,7 @@ def _push_artifact(
     return answer_of(
         {**describe.pin_json(run, pin), "format": found.format},
         f"pushed: {describe.named(stored)}",
-        *[OPAQUE] * (found.format == "opaque"),
+        *filter(None, [_UNREAD.get(found.format)]),
     )
 
 

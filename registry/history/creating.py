@@ -212,7 +212,7 @@ def _check_same_spec(run: RunManifest, options: RunOptions) -> None:
             where=run.run_id,
             expected=run.spec.name or "those of its creation",
             found=str(preset) if preset else "another retention",
-            hint="Open it without `preset` and `retention`, or create another run.",
+            hint="Open it without `preset` and `retention`, or fork it with others.",
         )
 
 

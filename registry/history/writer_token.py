@@ -184,6 +184,8 @@ class WriterToken:
 
     def _fenced(self, run: RunManifest, hint: str) -> Fenced:
         winner = run.writer
+        if winner is not None and winner.host == host_name():
+            hint += " Or a fork of this process saved, such as a worker of a DataLoader."
         return Fenced(
             "another trainer has taken this run over",
             where=self._run_id,

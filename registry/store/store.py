@@ -313,7 +313,7 @@ def create_config(
         raise Conflict(
             "a registry exists here already",
             where=backend.url,
-            hint="Open it, or use another folder or prefix.",
+            hint="Open it with `open` instead of `init`, or use another folder or prefix.",
         )
     return config
 

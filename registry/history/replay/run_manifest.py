@@ -305,8 +305,10 @@ class RunManifest(Record):
             "the run has no monitor to decide which checkpoint is best",
             where=self.run_id,
             hint=Hint(
-                "Create the run with monitor=Monitor(metric='loss', mode='min'), or pass one.",
-                "Create the run with `--monitor loss:min`, or another METRIC:min or METRIC:max.",
+                "Create the run, or a fork, with monitor=Monitor(metric='loss', mode='min'), or "
+                "pass one.",
+                "Create the run, or a fork (`--from`), with `--monitor loss:min`, or another "
+                "METRIC:min or METRIC:max.",
             ),
         )
 
