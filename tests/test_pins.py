@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 #: Installed by its version, before the others (scripts/setup says why).
-APART = {"torch", "holdfast"}
+APART = {"torch", "holdfast-registry"}
 
 
 def pins() -> dict[str, str]:

@@ -73,7 +73,9 @@ def _check_attributes(state: OrderedDict[str, object]) -> None:
         raise UnsupportedValue(what, where="state", hint="Store both apart.")
     metadata = vars(state).get("_metadata", {})
     for module, known in metadata.items() if isinstance(metadata, Mapping) else [("", metadata)]:
-        if clip(known) not in _FIRST_VERSION:
+        # Version 2 of a BatchNorm says only that it has this key.
+        tracked = f"{module}.num_batches_tracked".lstrip(".")
+        if clip(known) not in _FIRST_VERSION and tracked not in state:
             text = (
                 f"the versions of modules are not kept in a state that is a state_dict itself: "
                 f"module {module!r} has {clip(known)}. Save {{'model': model}} instead."

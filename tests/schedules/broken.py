@@ -263,10 +263,10 @@ def no_marker_after_a_new_seal(patch: Patch) -> None:
     """W3' broken: who has read the log before it was sealed puts no marker."""
     announce = RunLog.announce
 
-    def announce_once(self: RunLog) -> int | None:
+    def announce_once(self: RunLog, **given: bool) -> int | None:
         if not hasattr(self, "first"):
             self.first = self.run.sealed_at
-            return announce(self)
+            return announce(self, **given)
         return self.run.sealed_at
 
     patch.setattr(RunLog, "announce", announce_once)

@@ -12,7 +12,6 @@ import struct
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -253,7 +252,7 @@ def test_an_object_that_is_not_found_while_reading_is_no_absent_file(saved):
             raise ObjectNotFound("gone")
 
     entry = saved.manifest.components["optimizer"].tensors[0]
-    entry = replace(entry, shape=(200,), inline=None, chunks=(saved.digest,))
+    entry = entry._replace(shape=(200,), inline=None, chunks=(saved.digest,))
     file = Joined([entry], Chunks("run", Losing(), RecentChunks(0)))
     for stop in (1, 800):
         with pytest.raises(MissingObject):
