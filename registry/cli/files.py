@@ -51,8 +51,9 @@ FORMAT = option(
 SYSTEMS = f"Formats of single systems: {OF_SYSTEMS}; layouts: {folders.OF_SYSTEMS}."
 #: Printed if a file or a folder was stored unread, by format.
 _UNREAD = {
-    OPAQUE_FORMAT: "stored as an opaque file; nothing in it was read",
-    TREE: "stored as a folder of files; nothing in them was read. Push files of states one by one",
+    OPAQUE_FORMAT.name: "stored as an opaque file; nothing in it was read",
+    TREE.name: "stored as a folder of files; nothing in them was read. A file of a state is "
+    "pushed by its own name",
 }
 
 

@@ -73,6 +73,8 @@ def _check_attributes(state: OrderedDict[str, object]) -> None:
         raise UnsupportedValue(what, where="state", hint="Store both apart.")
     metadata = vars(state).get("_metadata", {})
     for module, known in metadata.items() if isinstance(metadata, Mapping) else [("", metadata)]:
+        if isinstance(known, Mapping):  # how it was loaded before is no version
+            known = {key: one for key, one in known.items() if key != "assign_to_params_buffers"}
         # Version 2 of a BatchNorm says only that it has this key.
         tracked = f"{module}.num_batches_tracked".lstrip(".")
         if clip(known) not in _FIRST_VERSION and tracked not in state:

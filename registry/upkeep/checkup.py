@@ -45,7 +45,16 @@ from holdfast.registry.values import counted, size
 
 Status = Literal["ok", "warn", "fail"]
 
-_LIBRARIES = ("holdfast", "numpy", "torch", "safetensors", "boto3", "s3fs", "adlfs", "gcsfs")
+_LIBRARIES = (
+    "holdfast-registry",
+    "numpy",
+    "torch",
+    "safetensors",
+    "boto3",
+    "s3fs",
+    "adlfs",
+    "gcsfs",
+)
 #: S3 refuses requests that are off by a quarter of an hour.
 _CLOCK_FAIL_S, _CLOCK_WARN_S = 900.0, 5.0
 #: Paths, URLs, hosts, queries, addresses, and all that is long enough for a key.

@@ -33,11 +33,23 @@ def collector_paused(moved_bytes: float = 0) -> Iterator[None]:
     if not gc.isenabled() or moved_bytes > _BRIEF_BYTES:
         yield
         return
+    global _is_paused
     gc.disable()
+    _is_paused = True
     try:
         yield
     finally:
+        _is_paused = False
         gc.enable()
+
+
+def _resume_collector() -> None:
+    if _is_paused:  # by a thread that a forked child does not have
+        gc.enable()
+
+
+_is_paused = False
+os.register_at_fork(after_in_child=_resume_collector)
 
 
 class ProcessLock:

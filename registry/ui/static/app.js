@@ -227,20 +227,25 @@
       showlegend: isNamed || payload.marks.length > 0,
       hovermode: isUnified ? "x unified" : "closest",
     };
-    return { data, layout, outside: fit(data, layout, byTime) };
+    const own = byTime ? "time" : unit ? "since" : "step";
+    return { data, layout, own, outside: fit(data, layout, byTime, own === (asked.get("x") ?? "step")) };
   }
   // All curves of a page share one stretch of steps or time; each shows the values within it, but for
-  // a few that are so far away that most others would share a tenth of the height. Returns the words.
-  function fit(data, layout, byTime) {
-    const range = listed("zoom").map((end) => (byTime ? end : Number(end)));
-    for (const button of document.querySelectorAll("[data-reset]")) button.hidden = range.length !== 2;
+  // a few that are so far away that most others would share a tenth of the height: of at least 20
+  // values, and never all of a run or of a mark. A chart without times is drawn by steps, and has no
+  // part in a stretch of time. Returns the words.
+  function fit(data, layout, byTime, isAsked) {
+    const range = (isAsked ? listed("zoom") : []).map((end) => (byTime ? end : Number(end)));
+    for (const button of document.querySelectorAll("[data-reset]")) button.hidden = listed("zoom").length !== 2;
     const isZoomed = range.length === 2 && range.every((end) => byTime || Number.isFinite(end));
     const [first, last] = !isZoomed ? [-Infinity, Infinity] : byTime ? range.map((end) => Date.parse(end.replace(" ", "T") + "Z")) : range;
     const within = (one) => one.y.filter((value, index) => value !== null && one.x[index] >= first && one.x[index] <= last);
     const values = data.flatMap(within).sort((one, two) => one - two), isLog = layout.yaxis.type === "log";
     const [low, high] = [values[Math.ceil(0.1 * (values.length - 1))], values[Math.floor(0.9 * (values.length - 1))]];
-    const far = high > low && !isLog && stated().get("full") !== "1" ? 10 * (high - low) : Infinity;
-    const isOutside = (value) => value < low - far || value > high + far;
+    const far = values.length >= 20 && high > low && !isLog && stated().get("full") !== "1" ? 10 * (high - low) : Infinity;
+    const isFar = (value) => value < low - far || value > high + far;
+    const isNeeded = data.map(within).some((own) => own.length && own.every(isFar));
+    const isOutside = (value) => !isNeeded && isFar(value);
     const shown = values.filter((value) => !isOutside(value));
     if (isZoomed) layout.xaxis.range = range;
     if (!shown.length || (!isZoomed && shown.length === values.length)) return "";
@@ -269,6 +274,7 @@
     const payload = JSON.parse(document.getElementById(plot.dataset.chart).textContent);
     const kinds = { curves, parallel: () => parallel(space(), plot.clientWidth), scatter: () => points(space()) };
     const figure = kinds[payload.kind]?.(payload) ?? { data: themed(payload.data), layout: themed(payload.layout) };
+    plot.dataset.own = figure.own ?? "";
     const named = figure.layout.showlegend ? figure.data.filter((one) => one.showlegend !== false).length : 0;
     const told = plot.closest("figure").querySelector("[data-outside]");
     if (told) Object.assign(told, { hidden: !figure.outside, textContent: figure.outside });
@@ -324,7 +330,7 @@
       isShared = false;
     });
     plot.on("plotly_relayout", (event) => {
-      if (plot.dataset.kind !== "curves") return;
+      if (plot.dataset.kind !== "curves" || plot.dataset.own !== (stated().get("x") ?? "step")) return;
       if ("xaxis.range[0]" in event) state({ zoom: [event["xaxis.range[0]"], event["xaxis.range[1]"]].map(encodeURIComponent).join(",") });
       else if (event["xaxis.autorange"]) state({ zoom: null });
       else return;

@@ -328,6 +328,10 @@ def test_a_whole_state_that_loses_the_versions_of_its_modules_warns():
         flatten(model)
     flatten({"model": model})
     flatten(model[0])
+    assigned = model[0].state_dict()
+    torch.nn.Linear(1, 1).load_state_dict(assigned, assign=True)  # torch notes it in the metadata
+    flatten(assigned)
+    flatten(torch.nn.Sequential(torch.nn.BatchNorm1d(1)))
 
 
 class _Foreign:

@@ -385,10 +385,16 @@ def test_a_few_values_that_are_far_away_stretch_no_axis(watched: Opened, tmp_pat
         for step in range(1, 31):
             loss = {9: 1e9, 20: math.nan}.get(step, 1 + 1 / step)
             run.save({"w": np.zeros(1)}, step=step, metrics={"loss": loss, "calm": 1 / step})
+        short = reg.create_run("short", monitor=holdfast.Monitor(metric="loss", mode="min"))
+        for step, loss in enumerate((2.3, 0.31, 0.3, 0.05)):
+            short.save({"w": np.zeros(1)}, step=step, metrics={"loss": loss})
     with served(tmp_path / "reg") as found:
         watch = watched(found.base)
         page = watch.page
         page.goto(found.url)
+        page.goto(f"{found.base}/runs/short")  # a few values are all shown
+        watch.ready()
+        assert page.locator("#metric-1 [data-outside]").is_hidden()
         page.goto(f"{found.base}/runs/spike")
         watch.ready()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ from holdfast.registry.history.condemned_names import CondemnedNames
 from holdfast.registry.objects.keys import ObjectKey
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.figures import Figures
+from holdfast.registry.values.process import collector_paused
 from tests.support.states import save_small
 
 
@@ -82,3 +84,25 @@ def test_a_forked_child_waits_for_no_lock_of_another_thread(made: Any, reg: Any)
     stuck.go_on.set()
     thread.join(300)
     assert status == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_that_is_forked_during_a_pause_collects_cycles() -> None:
+    paused, ended = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        with collector_paused():
+            paused.set()
+            ended.wait(300)
+
+    thread = threading.Thread(target=pause)
+    thread.start()
+    assert paused.wait(300)
+    assert not gc.isenabled()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if gc.isenabled() else 1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    ended.set()
+    thread.join(300)
+    assert (status, gc.isenabled()) == (0, True)
