@@ -111,6 +111,10 @@ def diff(
         return replace(answer, damaged={**damaged, **answer.damaged})
     if len(refs) != 2 or rank or where:
         raise typer.BadParameter("two checkpoints are compared; --runs compares runs")
+    for name in refs:
+        if Path(name).suffix and Path(name).is_file():
+            hint = f"Push it first. Or compare it with a checkpoint: `holdfast attest {name} REF`."
+            raise InvalidInput("a file, not a checkpoint", where=name, hint=hint)
     old, new = map(opened.stored, refs)
     found = compare(old.handle, new.handle, values=values)
     return Answer(

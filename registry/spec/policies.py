@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
+from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.values import Field, InvalidRecord, Name, Record
 
@@ -78,7 +79,7 @@ class Retention(Record):
                 where=".".join(map(str, wrong.path)) or None,
                 expected="last, best, every or for_days: whole numbers from 1; then: a list of "
                 "components; or all=True",
-                found=wrong.text,
+                found=f"{quoted(wrong.value)}: {wrong.text}",
             ) from error
 
     def _agree_(self) -> None:

@@ -168,7 +168,8 @@ def _entries(file: BinaryIO, path: Path, size: int) -> dict[str, zipfile.ZipInfo
     try:
         entries = entries_of(file, path)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        broken(path, "a damaged archive", "a whole zip archive", error)
+        found = error if zipfile.is_zipfile(file) else "no end: it was cut off"
+        broken(path, "a damaged archive", "a whole zip archive", found)
     names = [entry.filename for entry in entries]
     inner = {name.partition("/")[2] for name in names}
     if "constants.pkl" in inner or any(name.startswith("code/") for name in inner):

@@ -218,6 +218,18 @@ def test_diff(call: Call) -> None:
     assert call("diff", "demo", "demo/best").stdout.startswith("the same state")
 
 
+def test_diff_of_files_says_what_compares_them(call: Call, torch_file: Path) -> None:
+    refused = call("diff", "demo", torch_file, status=3).stderr
+    assert "a file, not a checkpoint" in refused
+    assert f"holdfast attest {torch_file} REF" in refused
+
+
+def test_a_torch_file_that_was_cut_off_says_so(call: Call, torch_file: Path) -> None:
+    torch_file.write_bytes(torch_file.read_bytes()[:-30])
+    refused = call("push", torch_file, "demo", "--step", 40, status=3).stderr
+    assert "found no end: it was cut off" in refused
+
+
 def test_attest(call: Call, tmp_path: Path) -> None:
     call("pull", "demo/main/step10", "--only", "model", "--to", tmp_path / "m.npz")
     result = call("attest", tmp_path / "m.npz", "demo/main/step10")

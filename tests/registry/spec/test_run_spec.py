@@ -57,8 +57,11 @@ def test_an_empty_or_contradictory_policy_is_refused(fields, why):
     ],
 )
 def test_a_wrong_number_is_named(fields, place):
-    with pytest.raises(InvalidInput, match=f"{place}: not a retention policy; expected last, best"):
+    with pytest.raises(
+        InvalidInput, match=f"{place}: not a retention policy; expected last, best"
+    ) as caught:
         Retention(**fields)
+    assert f"found {fields[place]!r}: must be" in str(caught.value)
 
 
 def test_a_field_that_a_policy_does_not_have_is_refused():
