@@ -1,14 +1,15 @@
 """Requests and milliseconds of each view of `holdfast ui`, with 20 ms of latency.
 
-    python bench/ui.py [--server radosgw|moto] [--total N] [--runs N] [--checkpoints N] [--rounds N]
+    python bench/ui.py [--server radosgw|moto|folder] [--total N] [--runs N] [--checkpoints N]
 
 It fills a registry of `--total` runs, the newest `--runs` of them with `--checkpoints` checkpoints
 each, every second one ended, a run with a pool, and one of 60 checkpoints of 2 MiB. The other runs
 have their first commit alone: no view reads more of them, which tests/registry/ui/test_requests.py
-proves. `--runs 1000` has 100,000 checkpoints. The registry is on S3, and a proxy delays every byte
-by 10 ms each way. It is written in memory by the library, and its files are copied to the server,
-without those snapshots that a collection deletes. Then a collection seals its runs, as each night;
-the newest `--active` runs that did not end commit once more.
+proves. `--runs 1000` has 100,000 checkpoints; `--server folder` makes them in minutes, in the
+temporary folder, and lets each request take 20 ms more. Otherwise the registry is on S3, and a
+proxy delays every byte by 10 ms each way. It is written in memory by the library, and its files are
+copied to the server, without those snapshots that a collection deletes. Then a collection seals its
+runs, as each night; the newest `--active` runs that did not end commit once more.
 
 `first` is the time to the first answer, `whole` to the one that has everything that was asked for:
 a table of runs shows what it has after 0.4 s, and the browser asks again. Each view is asked by a
@@ -35,6 +36,7 @@ from dataclasses import dataclass
 from html import unescape
 from itertools import groupby, islice
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
@@ -43,6 +45,7 @@ from transports import SERVERS, way
 
 from holdfast import Monitor, Registry, Run
 from holdfast.backends import Backend, open_backend
+from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.memory import MemoryBackend
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.history.snapshots import stale_snapshots
@@ -76,6 +79,8 @@ def paths(total: int) -> dict[str, str]:
         "runs": "/",
         "run": f"/runs/{newest}",
         "side by side, 3 runs": f"/compare-runs?run={newest}&run={older}&run={oldest}",
+        "side by side, 100 runs": "/compare-runs?"
+        + "&".join(f"run={name_of(total - 1 - number)}" for number in range(min(total, 100))),
         "lineage": "/lineage",
         "lineage of a run": f"/runs/{newest}/lineage",
         "pool": "/runs/league/pool",
@@ -238,7 +243,7 @@ def _is_partial(body: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     real = "radosgw" if shutil.which("radosgw") else "moto"
-    parser.add_argument("--server", default=real, choices=list(SERVERS))
+    parser.add_argument("--server", default=real, choices=[*SERVERS, "folder"])
     parser.add_argument("--total", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=60)
     parser.add_argument("--checkpoints", type=int, default=100)
@@ -248,6 +253,12 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("AWS_DEFAULT_REGION", "us-east-1")
     os.environ["HOLDFAST_HEADS"] = "0"
+    if options.server == "folder":
+        with tempfile.TemporaryDirectory() as folder:
+            fill_folder(f"{folder}/reg", options)
+            delay_folders()
+            measure_views(f"{folder}/reg", options)
+        return
     with tempfile.TemporaryDirectory() as folder, SERVERS[options.server]() as behind:
         bucket = f"bench-{secrets.token_hex(4)}"
         boto3.session.Session().client("s3", endpoint_url=behind).create_bucket(Bucket=bucket)
@@ -259,13 +270,38 @@ def main() -> None:
             flush=True,
         )
         with way("latency", behind, Path(folder)) as endpoint:
-            heads = ("requests", "KiB", "first ms", "whole ms", "again: requests", "ms")
-            print(f"| {'':24} | {' | '.join(heads)} |")
-            for label, path in paths(options.total).items():
-                if options.views and label not in options.views.split(","):
-                    continue
-                url = f"s3://{bucket}/reg?endpoint_url={endpoint}"
-                measure(label, path, url, options.rounds)
+            measure_views(f"s3://{bucket}/reg?endpoint_url={endpoint}", options)
+
+
+def fill_folder(url: str, options: argparse.Namespace) -> None:
+    """Make the registry in a folder, and collect."""
+    create_config(open_backend(url), "skipped")
+    with open_on(open_backend(url)) as registry:
+        fill_with_states(registry)
+        fill(registry, range(options.total), options)
+    collect(url, options)
+
+
+def delay_folders() -> None:
+    """Let each request to a folder take 20 ms more."""
+
+    def later(call: Any) -> Any:
+        def asked(*given: Any, **more: Any) -> Any:
+            time.sleep(0.02)
+            return call(*given, **more)
+
+        return asked
+
+    for name in ("get", "stat", "list", "put", "put_if_absent"):
+        setattr(LocalBackend, name, later(getattr(LocalBackend, name)))
+
+
+def measure_views(url: str, options: argparse.Namespace) -> None:
+    heads = ("requests", "KiB", "first ms", "whole ms", "again: requests", "ms")
+    print(f"| {'':24} | {' | '.join(heads)} |")
+    for label, path in paths(options.total).items():
+        if not options.views or label in options.views.split(","):
+            measure(label, path, url, options.rounds)
 
 
 def measure(label: str, path: str, url: str, rounds: int) -> None:
