@@ -9,7 +9,7 @@
 - `environment`, `process`: the versions and the host of a run, and this process.
 - `figures`: what this process has done, as metrics.
 - `filters`: rows that fit a condition that a person types.
-- `first_use`, `renamed`: late imports, old public names.
+- `first_use`, `renamed`: late imports, and a collector that pauses meanwhile; old public names.
 
 `canonical`, `dtypes`, `digest` and `records` decide bytes and ids: they do not change. Specified in
 docs/spec.md, section 2.
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from holdfast.registry.values.figures import METRICS as METRICS
     from holdfast.registry.values.figures import Figures as Figures
     from holdfast.registry.values.filters import Filter as Filter
+    from holdfast.registry.values.first_use import collector_paused as collector_paused
     from holdfast.registry.values.markup import text as text
     from holdfast.registry.values.parse_limits import CHARACTER_BYTES as CHARACTER_BYTES
     from holdfast.registry.values.parse_limits import HEAVIEST as HEAVIEST
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
     from holdfast.registry.values.process import ProcessLock as ProcessLock
     from holdfast.registry.values.process import as_author as as_author
     from holdfast.registry.values.process import author as author
-    from holdfast.registry.values.process import collector_paused as collector_paused
     from holdfast.registry.values.process import host_name as host_name
     from holdfast.registry.values.process import is_first_rank as is_first_rank
     from holdfast.registry.values.process import require_first_rank as require_first_rank

@@ -15,8 +15,8 @@ import struct
 from typing import Any, NoReturn
 
 from holdfast.registry.errors import InvalidInput, Malformed
+from holdfast.registry.values.first_use import collector_paused
 from holdfast.registry.values.parse_limits import check_json
-from holdfast.registry.values.process import collector_paused
 
 Json = None | bool | int | str | list[Any] | dict[str, Any]
 

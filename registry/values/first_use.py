@@ -1,17 +1,22 @@
-"""Names that a module offers and imports only when one of them is used."""
+"""Names that a module offers and imports only when one is used; pauses of the cycle collector."""
 
 from __future__ import annotations
 
+import gc
+import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from operator import attrgetter
 
 from holdfast.registry.values.renamed import renaming
 
 _LISTED = re.compile(r"^    from ([\w.]+) import (?:\(([^)]*)\)|(.+))$", re.MULTILINE)
+#: To move more bytes may take so long that other threads need the cycle collector meanwhile.
+_BRIEF_BYTES = 2**24
 
 
 def at_first_use(
@@ -39,12 +44,18 @@ def at_first_use(
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         home, there = homes[name]
         if home == module:  # a module of this package
-            return import_module(f"{home}.{there}")
-        value = getattr(import_module(home), there)
+            return _imported(f"{home}.{there}")
+        value = getattr(_imported(home), there)
         setattr(sys.modules[module], name, value)
         return value
 
     return find
+
+
+def _imported(module: str) -> object:
+    # In a process with torch the collection that imports begin takes longer than they do.
+    with collector_paused():
+        return import_module(module)
 
 
 def _listed(module: str) -> dict[str, tuple[str, str]]:
@@ -58,3 +69,34 @@ def _listed(module: str) -> dict[str, tuple[str, str]]:
             if there:
                 homes[name or there] = (home, there)
     return homes
+
+
+@contextmanager
+def collector_paused(moved_bytes: float = 0) -> Iterator[None]:
+    """Pause the cycle collector; afterwards it is on only if it was on before.
+
+    Flattening a state of thousands of tensors makes tens of thousands of objects, none of them in a
+    cycle. They trigger a full collection. In a process with torch that takes longer than the rest
+    of the bookkeeping of a save (docs/design/speed.md). The collector stays on while many bytes
+    are moved.
+    """
+    if not gc.isenabled() or moved_bytes > _BRIEF_BYTES:
+        yield
+        return
+    global _is_paused
+    gc.disable()
+    _is_paused = True
+    try:
+        yield
+    finally:
+        _is_paused = False
+        gc.enable()
+
+
+def _resume_collector() -> None:
+    if _is_paused:  # by a thread that a forked child does not have
+        gc.enable()
+
+
+_is_paused = False
+os.register_at_fork(after_in_child=_resume_collector)

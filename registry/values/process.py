@@ -1,8 +1,7 @@
-"""This process: its machine, its rank in a distributed job, locks, and its cycle collector."""
+"""This process: its machine, its rank in a distributed job, and locks."""
 
 from __future__ import annotations
 
-import gc
 import getpass
 import os
 from collections.abc import Callable, Iterator
@@ -15,41 +14,6 @@ from holdfast.registry.errors import Conflict, Hint, InvalidInput
 
 #: Characters of the name that an author claims.
 _MOST_NAME = 64
-
-
-#: To move more bytes may take so long that other threads need the cycle collector meanwhile.
-_BRIEF_BYTES = 2**24
-
-
-@contextmanager
-def collector_paused(moved_bytes: float = 0) -> Iterator[None]:
-    """Pause the cycle collector; afterwards it is on only if it was on before.
-
-    Flattening a state of thousands of tensors makes tens of thousands of objects, none of them in a
-    cycle. They trigger a full collection. In a process with torch that takes longer than the rest
-    of the bookkeeping of a save (docs/design/speed.md). The collector stays on while many bytes
-    are moved.
-    """
-    if not gc.isenabled() or moved_bytes > _BRIEF_BYTES:
-        yield
-        return
-    global _is_paused
-    gc.disable()
-    _is_paused = True
-    try:
-        yield
-    finally:
-        _is_paused = False
-        gc.enable()
-
-
-def _resume_collector() -> None:
-    if _is_paused:  # by a thread that a forked child does not have
-        gc.enable()
-
-
-_is_paused = False
-os.register_at_fork(after_in_child=_resume_collector)
 
 
 class ProcessLock:

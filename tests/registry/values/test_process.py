@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import threading
@@ -14,9 +15,10 @@ import pytest
 
 from holdfast.registry.history.condemned_names import CondemnedNames
 from holdfast.registry.objects.keys import ObjectKey
+from holdfast.registry.values import first_use
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.figures import Figures
-from holdfast.registry.values.process import collector_paused
+from holdfast.registry.values.first_use import collector_paused
 from tests.support.states import save_small
 
 
@@ -106,3 +108,15 @@ def test_a_child_that_is_forked_during_a_pause_collects_cycles() -> None:
     ended.set()
     thread.join(300)
     assert (status, gc.isenabled()) == (0, True)
+
+
+def test_imports_at_first_use_wait_for_no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+
+    def watched(name: str) -> object:
+        seen.append(gc.isenabled())
+        return importlib.import_module(name)
+
+    monkeypatch.setattr(first_use, "import_module", watched)
+    assert first_use.at_first_use("holdfast")("Digest") is Digest
+    assert (seen, gc.isenabled()) == ([False], True)
