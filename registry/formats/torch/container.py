@@ -168,7 +168,8 @@ def _entries(file: BinaryIO, path: Path, size: int) -> dict[str, zipfile.ZipInfo
     try:
         entries = entries_of(file, path)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        found = error if zipfile.is_zipfile(file) else "no end: it was cut off"
+        is_cut = str(error) == "File is not a zip file"
+        found = "no end: it was cut off" if is_cut else error
         broken(path, "a damaged archive", "a whole zip archive", found)
     names = [entry.filename for entry in entries]
     inner = {name.partition("/")[2] for name in names}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from holdfast.backends.memory import MemoryBackend
-from holdfast.registry.values import process
+from holdfast.registry.values import first_use
 from holdfast.registry.writing import packing
 from tests.support.stores import new_backend, opened
 
@@ -45,7 +45,7 @@ def seen(monkeypatch):
 def test_the_collector_is_paused_for_a_short_save_or_load_and_on_in_a_long_one(
     run, seen, monkeypatch, most_bytes
 ):
-    monkeypatch.setattr(process, "_BRIEF_BYTES", most_bytes)
+    monkeypatch.setattr(first_use, "_BRIEF_BYTES", most_bytes)
     saved = run.save(STATE, step=1)
     saved.load()
     saved.load_into({"model": {name: np.zeros(32, np.float32) for name in STATE["model"]}})
