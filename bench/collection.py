@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from memory import peak
 from presence import is_here
 from rich.console import Console
 from rich.table import Table
@@ -152,7 +152,7 @@ def _child(name: str, act: str, folder: Path, objects: int) -> None:
         build(folder, objects)
         return
     told = collect(folder)
-    told["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    told["peak_mib"] = peak() / 2**20
     print(json.dumps(told))
 
 

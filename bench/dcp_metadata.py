@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import gc
 import pickle
-import resource
 import sys
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
 from architectures import ARCHITECTURES, Architecture
+from memory import resident
 from torch.distributed.checkpoint import DefaultSavePlanner, SavePlan
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
@@ -97,17 +96,13 @@ def measure(of: Architecture, ranks: int) -> Cost:
     shards = len(places)
     del local, final, metadata, places
     gc.collect()
-    before = _resident()
+    before = resident()
     began = time.process_time()
     found: Metadata = pickle.loads(data)
     load_s = time.process_time() - began
-    memory = _resident() - before
+    memory = resident() - before
     assert len(found.storage_data) == shards
     return Cost(shards, plan_s, len(data) / 1e6, load_s, memory / 2**30)
-
-
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def shards_of(of: Architecture, ranks: int) -> int:

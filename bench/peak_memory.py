@@ -14,7 +14,6 @@ beyond the imports, the state itself included.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import shutil
 import subprocess
@@ -24,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import peers
+from memory import begin_peak, peak
 from storage import WAYS
 from workloads import WORKLOADS, State, blank, flatten, size_bytes
 
@@ -71,19 +71,9 @@ def _loader(name: str) -> Loader:
 
 
 def _extra_bytes(load: Callable[[], None]) -> int:
-    ctypes.CDLL(None).malloc_trim(0)  # free memory that is still resident would hide what is used
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status_bytes("VmRSS")
+    before = begin_peak(trim=True)
     load()
-    return _status_bytes("VmHWM") - before
-
-
-def _status_bytes(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key == name:
-            return int(value.removesuffix("kB")) * 1024
-    raise LookupError(name)
+    return peak() - before
 
 
 def _load_fresh(at_rest: Path, ref: str) -> None:

@@ -33,6 +33,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
+from memory import begin_peak, peak
 from torch.distributed.checkpoint import _async_process_executor as saving_process
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
@@ -92,17 +93,11 @@ class Peak:
     """The resident memory of this process above what it was, at its highest."""
 
     def __enter__(self) -> Self:
-        Path("/proc/self/clear_refs").write_text("5")  # resets the kernel's high-water mark
-        self._before = _resident("VmRSS")
+        self._before = begin_peak(trim=False)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.extra = max(0, _resident("VmHWM") - self._before)
-
-
-def _resident(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(one.split()[1]) * 1024 for one in lines if one.startswith(name))
+        self.extra = max(0, peak() - self._before)
 
 
 @dataclass
@@ -155,13 +150,13 @@ class Scene:
     def _measure(self, name: str, act: Callable[[], Any], *, is_first: bool) -> None:
         self._group.sent = 0
         dist.barrier()
-        with Peak() as peak:
+        with Peak() as memory:
             began = time.perf_counter()
             running = act()
             took = time.perf_counter() - began
             if running is not None:
                 running()
-        found = torch.tensor([took, self._group.sent, peak.extra], dtype=torch.float64)
+        found = torch.tensor([took, self._group.sent, memory.extra], dtype=torch.float64)
         dist.all_reduce(found, dist.ReduceOp.MAX)
         known = self.figures.setdefault(name, Figures())
         if not is_first:

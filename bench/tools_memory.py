@@ -9,7 +9,6 @@ resident memory, works, and reads the mark. Prints MiB. Scratch files go to a te
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import subprocess
@@ -19,6 +18,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from memory import begin_peak, peak
 
 MIB = 2**20
 #: Size -> bytes of each tensor. The largest state has one tensor of 1 GiB.
@@ -70,14 +71,6 @@ def _make(at: Path, size: str, stored: str) -> None:
         run.save(state, step=2)
 
 
-def _status_mib(name: str) -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key == name:
-            return int(value.removesuffix("kB")) / 1024
-    raise LookupError(name)
-
-
 def _measure(at: Path, tool: str, threads: int) -> dict[str, float]:
     os.cpu_count = lambda: threads  # what the tools ask
     import holdfast
@@ -96,12 +89,10 @@ def _measure(at: Path, tool: str, threads: int) -> dict[str, float]:
                 [one, two], step=threads + 10, weights=[1 / threads, 1 - 1 / threads]
             ),
         }
-        ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")
-        before, begun = _status_mib("VmRSS"), time.perf_counter()
+        before, begun = begin_peak(trim=True), time.perf_counter()
         tools[tool]()
         seconds = time.perf_counter() - begun
-        return {"mib": _status_mib("VmHWM") - before, "seconds": seconds}
+        return {"mib": (peak() - before) / 2**20, "seconds": seconds}
 
 
 def _child(*words: object) -> dict[str, float]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import secrets
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from typing import Any
 
 import boto3
 import numpy as np
+from memory import peak
 from nights import Paged
 from rich.console import Console
 from rich.table import Table
@@ -117,7 +117,7 @@ def work(job: str, url: str, mirror_url: str) -> dict[str, Any]:
     return {
         "cpu_s": time.process_time() - begun,
         "calls": Counter(call.method for call in calls),
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mib": peak() / 2**20,
     }
 
 
