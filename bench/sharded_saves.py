@@ -288,6 +288,7 @@ def work(rank: int, size: int, jobs: Sequence[Job], port: int) -> None:
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+    os.environ["LOCAL_WORLD_SIZE"] = str(size)  # as torchrun does
     meeting = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size)
     for job in jobs:

@@ -5,14 +5,13 @@ Bounds the memory and runs the threads; the callers compute the results.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TypeVar
 
 from holdfast.registry.store import Source, Threads, results
-from holdfast.registry.values import Digest
+from holdfast.registry.values import Digest, cores
 
 #: Raw chunks that one thread reads together.
 _BATCH_BYTES = 8 * 2**20
@@ -51,7 +50,7 @@ def reduce_pieces(
     size = max(map(held_bytes, batches))
     # Sources are read one after another.
     most = budget_bytes // (size + READING * -(-size // len(sources)))
-    threads = max(1, min(os.cpu_count() or 1, _MAX_THREADS, len(batches), most))
+    threads = max(1, min(cores(), _MAX_THREADS, len(batches), most))
     # Buffers are used again: new pages would cost more than the work on them.
     buffers: SimpleQueue[memoryview] = SimpleQueue()
     for _ in range(threads):

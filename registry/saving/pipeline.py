@@ -156,7 +156,7 @@ class Pipeline(Generic[Save]):
             return self._prepare(state, request)
 
     def _copy(self, staging: Staging, state: FlatState) -> FlatState:
-        return staging.copy(state, self._ownership.store.pools.hashing)
+        return staging.copy(state, self._ownership.store.pools.copying)
 
     def _make_with_logged(self, save: Save, failed: Sequence[SaveRequest]) -> Checkpoint:
         """Make a save, and let it take along what was logged up to its step."""

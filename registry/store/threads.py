@@ -18,6 +18,8 @@ from itertools import islice
 from threading import Condition, Lock, local
 from typing import Any, ParamSpec, TypeVar
 
+from holdfast.registry.values import cores
+
 #: Threads that fetch small objects: enough to read the tail of a log in one round trip.
 _SMALL_FETCHES = 64
 
@@ -127,8 +129,8 @@ class Pools:
     """One thread pool for each kind of work."""
 
     def __init__(self, concurrency: int) -> None:
-        cores = os.cpu_count() or 1
-        self._sizes = {"hash": cores, "bulk": max(cores, concurrency), "small": _SMALL_FETCHES}
+        own = cores()
+        self._sizes = {"hash": own, "bulk": max(own, concurrency), "small": _SMALL_FETCHES}
         self._sizes["runs"] = _RUNS_COPIED
         self._lock = Lock()
         self._pid = os.getpid()
@@ -138,6 +140,11 @@ class Pools:
     def hashing(self) -> Executor:
         """Threads for SHA-256, one for each core."""
         return self.pool("hash")
+
+    @property
+    def copying(self) -> Executor:
+        """What copies memory while the caller waits: threads, or the caller on a single core."""
+        return self.hashing if self._sizes["hash"] > 1 else _CALLER
 
     @property
     def bulk(self) -> Executor:

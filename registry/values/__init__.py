@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from holdfast.registry.values.process import ProcessLock as ProcessLock
     from holdfast.registry.values.process import as_author as as_author
     from holdfast.registry.values.process import author as author
+    from holdfast.registry.values.process import cores as cores
     from holdfast.registry.values.process import host_name as host_name
     from holdfast.registry.values.process import is_first_rank as is_first_rank
     from holdfast.registry.values.process import require_first_rank as require_first_rank

@@ -42,6 +42,19 @@ def host_name() -> str:
     return os.uname().nodename.encode(errors="replace").decode()
 
 
+def cores() -> int:
+    """Return how many processor cores this process may keep busy.
+
+    These are the cores that it is bound to, or else its share of the machine: `LOCAL_WORLD_SIZE`,
+    which torchrun sets, says how many ranks are here.
+    """
+    all_cores = os.cpu_count() or 1
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else all_cores
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    is_shared = bound == all_cores and ranks.isdecimal()
+    return max(1, bound // max(1, int(ranks))) if is_shared else bound
+
+
 def is_first_rank() -> bool:
     """Return whether this is rank 0 of a distributed job, or no rank of one."""
     is_alone = os.environ.get("WORLD_SIZE", "1") in ("", "0", "1")

@@ -71,7 +71,7 @@ class KeptMemory:
 
     def copy(self, name: str, state: FlatState, run: Run) -> FlatState:
         """Copy a state to the memory."""
-        return self._staging.copy(state, run.handle.store.pools.hashing)
+        return self._staging.copy(state, run.handle.store.pools.copying)
 
     def shared(self) -> torch.Tensor:
         """Return the memory as a tensor that other processes map.

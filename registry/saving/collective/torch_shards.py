@@ -51,7 +51,6 @@ class LocalShard:
             and self.mesh is spec.mesh
             and self.placements is spec.placements
             and self.dtype is local.dtype
-            and self.whole == value.shape
             and self.extent == local.shape
         )
 

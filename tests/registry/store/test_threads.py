@@ -33,6 +33,12 @@ def test_work_within_work_is_done_however_few_threads_there_are(pools, outer, in
     assert [future.result(timeout=300) for future in futures] == [17] * 4
 
 
+def test_on_a_single_core_the_caller_copies(pools):
+    assert pools.copying.submit(threading.current_thread).result() is threading.current_thread()
+    pools._sizes["hash"] = 2
+    assert pools.copying is pools.hashing
+
+
 def test_from_outside_work_is_done_by_threads_of_the_pool(pools):
     names = {
         pool: getattr(pools, pool).submit(threading.current_thread).result().name

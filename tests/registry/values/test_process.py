@@ -19,6 +19,7 @@ from holdfast.registry.values import first_use
 from holdfast.registry.values.digest import Digest
 from holdfast.registry.values.figures import Figures
 from holdfast.registry.values.first_use import collector_paused
+from holdfast.registry.values.process import cores
 from tests.support.states import save_small
 
 
@@ -120,3 +121,27 @@ def test_imports_at_first_use_wait_for_no_collection(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(first_use, "import_module", watched)
     assert first_use.at_first_use("holdfast")("Digest") is Digest
     assert (seen, gc.isenabled()) == ([False], True)
+
+
+@pytest.mark.parametrize(
+    ("machine", "bound", "ranks", "expected"),
+    [
+        (64, 64, None, 64),
+        (64, 64, "8", 8),  # unbound ranks, as torchrun starts them
+        (64, 8, "8", 8),  # ranks that SLURM has bound
+        (2, 2, "4", 1),
+        (64, 64, "many", 64),
+        (64, 64, "0", 64),
+        (None, None, "2", 1),  # a system that does not tell
+    ],
+)
+def test_a_rank_counts_its_own_cores(monkeypatch, machine, bound, ranks, expected):
+    monkeypatch.setattr(os, "cpu_count", lambda: machine)
+    if bound is None:
+        monkeypatch.delattr(os, "sched_getaffinity")
+    else:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(bound))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if ranks is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert cores() == expected

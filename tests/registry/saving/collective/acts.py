@@ -197,9 +197,7 @@ def flattened_again(rank: int, size: int) -> list[str]:
         ),
         "placements": lambda: setattr(part["w"]._spec, "placements", (Shard(0), Shard(1))),
         "the mesh": lambda: setattr(part["w"]._spec, "mesh", flipped),
-        "the shape": lambda: part.update(
-            z=_with(made(Shard(0), Replicate(), rows=63), "_spec", part["z"]._spec)
-        ),
+        "the shape": lambda: part.update(z=made(Shard(0), Replicate(), rows=63)),
         "the element type": lambda: setattr(
             part["w"], "_local_tensor", part["w"]._local_tensor.to(torch.int32)
         ),
