@@ -8,7 +8,6 @@ count up to release 0.4.4.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -53,13 +52,6 @@ _ARRAYS: Final[Mapping[str, tuple[tuple[str, int, str], ...]]] = {
     "states": (("data", 3, "<f8"),),
 }
 FOLDERS: Final = tuple(_NUMBERS)
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Two parts of a stage that do not fit each other, which the program itself does not notice."""
-
-    text: str
 
 
 def read_stage(folder: str, data: bytes, where: str, *, domination: bool) -> dict[str, Any]:
