@@ -114,15 +114,6 @@ class Listing:
                 self._pass_over(run.id, error)
         return found
 
-    def by_name(
-        self, described: Mapping[str, _T], describe: Callable[[str, RegistryError], _T]
-    ) -> list[_T]:
-        """Return the descriptions of the runs and of the damaged ones, sorted by name."""
-        damaged = {name: describe(name, error) for name, error in self.damaged.items()}
-        return [
-            one for _, one in sorted({**described, **damaged}.items(), key=lambda pair: pair[0])
-        ]
-
     def _pass_over(self, name: str, error: RegistryError) -> None:
         if isinstance(error, StoreUnavailable):
             raise error  # the other runs would fail in the same way

@@ -252,13 +252,8 @@ def gc(
 def _collected_json(report: GcReport) -> dict[str, Any]:
     tallies = picked(report, "objects condemned spared recent deleted stale")
     return {
-        **picked(report, "dry_run epoch runs full"),
-        "forgotten": list(report.forgotten),
-        "accepted": list(report.accepted),
-        "differing": list(report.differing),
-        "hidden_runs": list(report.hidden_runs),
-        "freed_runs": list(report.freed_runs),
-        "keeps": report.keeps,
+        **picked(report, "dry_run epoch runs full forgotten accepted differing hidden_runs"),
+        **picked(report, "freed_runs keeps"),
         **{name: picked(tally, "objects size_bytes") for name, tally in tallies.items()},
         **picked(report, "unfinished_bytes freed_bytes keeps_versions noncurrent_bytes"),
     }

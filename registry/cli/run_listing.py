@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.registry.cli import describe, options
 from holdfast.registry.cli.columns import Column, Table, numbers
 from holdfast.registry.cli.command import Answer, command
-from holdfast.registry.cli.describe import iso, parent_of, ref, source
+from holdfast.registry.cli.describe import iso, parent_of, picked, ref, source
 from holdfast.registry.cli.failures import mark
 from holdfast.registry.cli.listing import Listing, sparkline
 from holdfast.registry.cli.opening import reads
@@ -33,7 +33,6 @@ from holdfast.registry.values import abridged, number
 if TYPE_CHECKING:
     from holdfast.registry.errors import RegistryError
     from holdfast.registry.face import Run
-    from holdfast.registry.history.actions import Parent
 
 _LS = (
     Column("run"),
@@ -79,10 +78,11 @@ def ls(
     rows = [_row(one, forks, damage, now_ms) for one in listing.chosen(found, choice)]
 
     def listed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        return listing.by_name(
-            {row["run"]: row for row in rows},
-            lambda name, error: {"run": name, "status": mark(error), "error": error.summary},
-        )
+        damaged = [
+            {"run": name, "status": mark(error), "error": error.summary}
+            for name, error in listing.damaged.items()
+        ]
+        return sorted([*rows, *damaged], key=lambda row: str(row["run"]))
 
     shown = [{**row, **_for_people(row, found[row["run"]])} for row in rows]
     none = "no run fits" if found else "no runs yet"
@@ -206,12 +206,6 @@ def _heard_json(run: Run) -> dict[str, Any]:
     return {"time": iso(heard.time_ms), "interval_s": every_s, "overdue": heard.is_overdue}
 
 
-def _waited_json(run: Run) -> float | None:
-    """Return the share of the time in which training waited for saves, as of the latest one."""
-    latest = run.manifest.latest()
-    return None if latest is None else waited_share(decode_plain(latest.meta))
-
-
 def run_json(run: Run, forks: list[str] | None, damage: Damage | None = None) -> dict[str, Any]:
     """Return a run; `forks` are its forks' names, `None` where nobody looked for them."""
     manifest, damage = run.manifest, damage or Damage.of(run.handle.store)
@@ -230,7 +224,7 @@ def run_json(run: Run, forks: list[str] | None, damage: Damage | None = None) ->
         "notes": [describe.note_json(run, one) for one in manifest.notes or ()],
         "last_heard": _heard_json(run),
         "damaged": [f"{run.id}/{ref}" for ref in damage.in_run(run.id)],
-        "waited_share": _waited_json(run),
+        "waited_share": waited_share(decode_plain(latest.meta)) if latest else None,
         "failed_saves": failed_saves(decode_plain(latest.meta)) if latest else 0,
         "seed": f"0x{created.seed}" if created else None,
         "config": decode_or_keep(manifest.config),
@@ -296,18 +290,15 @@ def lineage_json(run: Run, forks: list[str] | None) -> dict[str, Any]:
             }
             for record in manifest.phases
         ],
-        "parent": None if parent is None else _parent_json(parent),
+        "parent": None
+        if parent is None
+        else {
+            **picked(parent, "run commit"),
+            "ref": parent_ref(parent),
+            "id": parent.checkpoint,
+        },
         "merged_from": [] if latest is None else merged_from(decode_or_keep(latest.meta)),
         "forks": forks,
         "dropped": manifest.dropped,
         "freed": None if manifest.dropped is None else manifest.holds_nothing,
-    }
-
-
-def _parent_json(parent: Parent) -> dict[str, Any]:
-    return {
-        "run": parent.run,
-        "commit": parent.commit,
-        "ref": parent_ref(parent),
-        "id": parent.checkpoint,
     }

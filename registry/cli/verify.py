@@ -46,6 +46,8 @@ from holdfast.registry.upkeep import (
 )
 
 _TRAINED = "verify-resume"
+#: Variables of the real registry, which the training of `verify-resume` does not get.
+_REAL = {"HOLDFAST_STORAGE_OPTIONS", "HOLDFAST_JOURNAL", "HOLDFAST_SIGN"}
 _SHOWN = 10
 
 
@@ -345,19 +347,12 @@ def verify_resume(
 def _train(words: list[str], place: Path, stop: int) -> None:
     """Run the program to a step. How it ends does not matter, but its checkpoint does."""
     given = {"registry": str(place), "run": _TRAINED, "stop": str(stop)}
-    environment = {
-        **os.environ,
+    environment = {name: value for name, value in os.environ.items() if name not in _REAL} | {
         "HOLDFAST_REGISTRY": str(place),
         "HOLDFAST_RUN": _TRAINED,
         "HOLDFAST_STOP_STEP": str(stop),
         "HOLDFAST_HEADS": "0",
     }
-    for name in (
-        "HOLDFAST_STORAGE_OPTIONS",
-        "HOLDFAST_JOURNAL",
-        "HOLDFAST_SIGN",
-    ):  # of the real registry
-        environment.pop(name, None)
     output.note(f"training to step {stop} ...")
     filled = [_filled(word, given) for word in words]
     try:
@@ -392,14 +387,9 @@ def _resume_text(found: ResumeReport) -> Iterator[Part]:
 def _resume_json(found: ResumeReport) -> dict[str, Any]:
     difference = found.difference
     return {
-        "ok": found.ok,
-        "steps": found.steps,
-        "resumed_at": found.resumed_at,
-        "straight": found.straight,
-        "resumed": found.resumed,
-        "first": found.first,
+        **picked(found, "ok steps resumed_at straight resumed first"),
         "deterministic": found.is_deterministic,
         "components": {one.name: one.kind for one in difference.components} if difference else {},
         "tensors": differing_json(difference),
-        "causes": list(found.causes),
+        "causes": found.causes,
     }
