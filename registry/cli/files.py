@@ -14,7 +14,7 @@ from holdfast.registry.cli import completing, describe, folders, options, output
 from holdfast.registry.cli.columns import Column, Table
 from holdfast.registry.cli.command import Answer, answer_of, command
 from holdfast.registry.cli.describe import picked
-from holdfast.registry.cli.folders import LAYOUTS, Intake
+from holdfast.registry.cli.folders import LAYOUTS
 from holdfast.registry.cli.opening import moves
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Bar, Note, Part
@@ -136,9 +136,8 @@ def push(
     }
     if layout is not None:
         _refuse("--layout", {**of_a_checkpoint, **of_a_file, "artifact": artifact})
-        intake = Intake(layout, table, dry_run=dry_run)
-        quiet_s = 10.0 if quiet is None else quiet
-        return folders.taken(opened, file, run, intake, quiet_s if watch else None)
+        quiet_s = (10.0 if quiet is None else quiet) if watch else None
+        return folders.taken(opened, file, run, layout, table, dry_run=dry_run, quiet_s=quiet_s)
     _refuse("a push without --layout", of_a_folder)
     if run is None:
         raise typer.BadParameter("name the run")

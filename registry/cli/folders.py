@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,6 @@ from holdfast.registry.layouts import (
 from holdfast.registry.loading.following import Patience
 
 LAYOUTS = "hf (the HF Trainer), or one of those below"
-
-
-@dataclass(frozen=True, slots=True)
-class Intake:
-    """How the folder of another system is taken into a run."""
-
-    layout: str
-    table: Path | None  # names and shapes of the parameters; of some layouts
-    dry_run: bool = False
 
 
 def written(run: Run, folder: Path, layout: str, *, watch: bool) -> Answer:
@@ -89,18 +79,26 @@ def _lines(report: CheckoutReport) -> Iterator[Part]:
 
 
 def taken(
-    opened: Registry, folder: Path, run: str | None, how: Intake, quiet_s: float | None
+    opened: Registry,
+    folder: Path,
+    run: str | None,
+    layout: str,
+    table: Path | None,
+    *,
+    dry_run: bool,
+    quiet_s: float | None,
 ) -> Answer:
     """Take the folder of another system into a run, and return the answer of `push`.
 
     The run is created if it does not exist. It has the preset of the layout, but keeps every
-    checkpoint. With `quiet_s` the folder is followed.
+    checkpoint. Some layouts need a `table` of names and shapes of the parameters. With `quiet_s`
+    the folder is followed.
     """
-    if quiet_s is not None and how.dry_run:
+    if quiet_s is not None and dry_run:
         raise InvalidInput("--watch and --dry-run exclude each other")
     check_folder(folder)
-    into = _run(opened, run or folder.resolve().name, how.layout, dry_run=how.dry_run)
-    given: dict[str, Any] = {"layout": how.layout, "table": how.table}
+    into = _run(opened, run or folder.resolve().name, layout, dry_run=dry_run)
+    given: dict[str, Any] = {"layout": layout, "table": table}
     if quiet_s is not None:
         files = into.exchange.watch_folder(folder, **given, quiet_s=quiet_s)
         return Answer(
@@ -108,11 +106,11 @@ def taken(
             lambda: _as_they_come(files, lambda one: [*_warnings(one), _line(one)]),
             is_live=True,
         )
-    found = into.exchange.import_tree(folder, **given, dry_run=how.dry_run)
+    found = into.exchange.import_tree(folder, **given, dry_run=dry_run)
     refused = any(one.outcome == "refused" for one in found)
     return Answer(
         lambda: [_json(one) for one in found],
-        lambda: [_line(one, dry_run=how.dry_run) for one in found],
+        lambda: [_line(one, dry_run=dry_run) for one in found],
         notes=[note for one in found for note in _warnings(one)],
         status=InvalidInput.exit_code if refused else 0,
     )
