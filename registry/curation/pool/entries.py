@@ -50,8 +50,7 @@ class PoolEntry(Stored):
     @property
     def conservative(self) -> float:
         """A low estimate of its skill: mu - 3 sigma."""
-        # Without `Rating`, which would refuse invalid stored numbers.
-        return self.mu - 3 * self.sigma
+        return self.record.conservative
 
     @property
     def games(self) -> int:

@@ -117,6 +117,12 @@ class PoolRecord(EntryFields):
     #: The reason of its eviction; `None` while it plays.
     evicted: str | None = None
 
+    @property
+    def conservative(self) -> float:
+        """A low estimate of its skill: mu - 3 sigma."""
+        # Without `Rating`, which would refuse invalid stored numbers.
+        return self.mu - 3 * self.sigma
+
 
 class Segment(SegmentFields):
     """A segment of a stream. Its state may hold further entries after the first `count`."""

@@ -12,7 +12,6 @@ from holdfast.registry.history.replay import PoolRecord
 from holdfast.registry.ui.charts import Cell, Chart, Grid, diverging_tone, figure, moment, table
 from holdfast.registry.ui.pages.view import Asked, Shown, View
 from holdfast.registry.ui.source import Source
-from holdfast.registry.values import Digest
 
 #: Number of the log's newest slots to read for matches and evictions.
 SLOTS_READ = 256
@@ -20,30 +19,6 @@ SLOTS_READ = 256
 PLAYERS = 40
 #: The newest evictions, and the newest ratings of the curves, that are shown.
 EVICTIONS, RATINGS = 200, 5000
-
-
-@dataclass(frozen=True, slots=True)
-class Rung:
-    """A playing entry."""
-
-    place: int  # its place on the ladder, from 1
-    version: int
-    ref: str
-    id: Digest
-    phase: str  # phase of its checkpoint
-    step: int  # step of its checkpoint
-    mu: float  # estimated skill, in points
-    sigma: float
-    games: int
-    wins: int
-    frozen: bool  # whether it is never evicted and never rated again
-    gate: str | None  # its gate
-    promoted_ms: int  # when it was promoted, by the promoter's clock
-
-    @property
-    def conservative(self) -> float:
-        """A low estimate of its skill: mu - 3 sigma."""
-        return self.mu - 3 * self.sigma
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +64,8 @@ class PoolView:
 
     run: str
     size: int | None  # maximum number of entries that are not frozen; `None` without a bound
-    ladder: tuple[Rung, ...]  # the entries that play, the highest conservative rating first
+    #: The entries that play, the highest conservative rating first.
+    ladder: tuple[PoolRecord, ...]
     #: The ratings in the order of the log, of entries that play and that left.
     ratings: tuple[RatingPoint, ...]
     matches: Matches  # who played whom
@@ -117,7 +93,7 @@ def pool_view(source: Source, run_id: str, *, everything: bool = False) -> PoolV
     return PoolView(
         run_id,
         None if rules is None else rules.size,
-        _ladder(run_id, run.roster()),
+        tuple(sorted(run.roster(), key=lambda one: (-one.conservative, one.version))),
         tuple(log.ratings[-RATINGS:]),
         log.matches(),
         tuple(reversed(log.gone[-EVICTIONS:])),
@@ -126,28 +102,6 @@ def pool_view(source: Source, run_id: str, *, everything: bool = False) -> PoolV
         run.commits,
         run.next_slot,
         read,
-    )
-
-
-def _ladder(run_id: str, playing: Iterable[PoolRecord]) -> tuple[Rung, ...]:
-    ranked = sorted(playing, key=lambda one: (3 * one.sigma - one.mu, one.version))
-    return tuple(
-        Rung(
-            place,
-            one.version,
-            f"{run_id}/pool/v{one.version:04d}",
-            one.manifest,
-            one.phase,
-            one.step,
-            one.mu,
-            one.sigma,
-            one.games,
-            one.wins,
-            one.frozen,
-            one.gate,
-            one.time_ms,
-        )
-        for place, one in enumerate(ranked, start=1)
     )
 
 
@@ -219,15 +173,15 @@ class _Played:
 _CURVES = 8
 
 
-def _bands(rungs: Sequence[Rung], versions: Sequence[str]) -> list[dict[str, Any]]:
+def _bands(entries: Sequence[PoolRecord], versions: Sequence[str]) -> list[dict[str, Any]]:
     """Return the areas of three sigma and of one around mu."""
     return [
         {
             "type": "scatter",
             "x": [*versions, *versions[::-1]],
             "y": [
-                *(one.mu + width * one.sigma for one in rungs),
-                *(one.mu - width * one.sigma for one in rungs[::-1]),
+                *(one.mu + width * one.sigma for one in entries),
+                *(one.mu - width * one.sigma for one in entries[::-1]),
             ],
             "fill": "toself",
             "fillcolor": "var(--band)",
@@ -240,21 +194,21 @@ def _bands(rungs: Sequence[Rung], versions: Sequence[str]) -> list[dict[str, Any
     ]
 
 
-def _marks(rungs: Sequence[Rung], versions: Sequence[str]) -> dict[str, Any]:
+def _marks(entries: Sequence[PoolRecord], versions: Sequence[str]) -> dict[str, Any]:
     """Return mu of each entry as a point, with its numbers as text for the pointer."""
     return {
         "type": "scatter",
         "mode": "lines+markers",
         "x": versions,
-        "y": [one.mu for one in rungs],
+        "y": [one.mu for one in entries],
         "customdata": [
-            [f"{one.sigma:.2f}", f"{one.conservative:.2f}", _of_games(one)] for one in rungs
+            [f"{one.sigma:.2f}", f"{one.conservative:.2f}", _of_games(one)] for one in entries
         ],
         "line": {"color": "var(--accent)", "width": 1},
         "marker": {
             "size": 10,
-            "symbol": ["diamond" if one.frozen else "circle" for one in rungs],
-            "color": ["var(--second)" if one.frozen else "var(--accent)" for one in rungs],
+            "symbol": ["diamond" if one.frozen else "circle" for one in entries],
+            "color": ["var(--second)" if one.frozen else "var(--accent)" for one in entries],
         },
         "hovertemplate": "%{x}: mu %{y:.2f}, sigma %{customdata[0]}<br>mu - 3 sigma "
         "%{customdata[1]}<br>%{customdata[2]}<extra></extra>",
@@ -262,24 +216,18 @@ def _marks(rungs: Sequence[Rung], versions: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def ladder_chart(ladder: Iterable[Rung]) -> Chart:
+def ladder_chart(ladder: Sequence[PoolRecord]) -> Chart:
     """Return mu by version, with bands of one and of three sigma; frozen entries are diamonds."""
-    rungs = sorted(ladder, key=lambda one: one.version)
-    versions = [f"v{one.version}" for one in rungs]
+    entries = sorted(ladder, key=lambda one: one.version)
+    versions = [f"v{one.version}" for one in entries]
     rows = [
-        (
-            one.place,
-            f"v{one.version}",
-            f"{one.mu:.2f}",
-            f"{one.sigma:.2f}",
-            f"{one.conservative:.2f}",
-        )
-        for one in sorted(rungs, key=lambda one: one.place)
+        (place, f"v{one.version}", *(f"{it:.2f}" for it in (one.mu, one.sigma, one.conservative)))
+        for place, one in enumerate(ladder, start=1)
     ]
     return figure(
         "Skill by version",
-        f"Estimated skill of {len(rungs)} entries with its uncertainty",
-        [*_bands(rungs, versions), _marks(rungs, versions)],
+        f"Estimated skill of {len(entries)} entries with its uncertainty",
+        [*_bands(entries, versions), _marks(entries, versions)],
         {"xaxis": {"type": "category"}, "yaxis": {"title": {"text": "skill"}}, "showlegend": True},
         table(("place", "version", "mu", "sigma", "mu - 3 sigma"), rows),
     )
@@ -353,7 +301,7 @@ def matches_grid(matches: Matches) -> Grid:
     )
 
 
-def _of_games(one: Rung) -> str:
+def _of_games(one: PoolRecord) -> str:
     return f"{one.wins:,} of {one.games:,} games won" if one.games else "no games yet"
 
 

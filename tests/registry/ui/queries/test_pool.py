@@ -31,12 +31,11 @@ def played(reg: Registry):
 def test_a_pool_is_told_from_the_log(played, backend) -> None:
     with source_of(backend) as source:
         found = pool_view(source, "run")
-    assert {rung.version for rung in found.ladder} == {1, 3, 4, 5}
-    assert [rung.place for rung in found.ladder] == [1, 2, 3, 4]
-    scores = [rung.conservative for rung in found.ladder]
+    assert {entry.version for entry in found.ladder} == {1, 3, 4, 5}
+    scores = [entry.conservative for entry in found.ladder]
     assert scores == sorted(scores, reverse=True)
-    assert [rung.version for rung in found.ladder if rung.frozen] == [1]
-    assert next(rung.gate for rung in found.ladder if rung.frozen) == "first"
+    assert [entry.version for entry in found.ladder if entry.frozen] == [1]
+    assert next(entry.gate for entry in found.ladder if entry.frozen) == "first"
     assert found.matches.versions == (1, 2, 3)
     assert found.matches.games == ((0, 1, 1), (1, 0, 2), (1, 2, 0))
     assert found.matches.wins == ((0, 0, 0), (1, 0, 1), (0, 1, 0))
