@@ -27,8 +27,8 @@ from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
     from holdfast.registry.history.action_texts import first_line as first_line
-    from holdfast.registry.history.action_texts import held_of as held_of
     from holdfast.registry.history.action_texts import in_words as in_words
+    from holdfast.registry.history.action_texts import named as named
     from holdfast.registry.history.action_texts import refs_of as refs_of
     from holdfast.registry.history.aside import set_aside as set_aside
     from holdfast.registry.history.aside import taken_up as taken_up

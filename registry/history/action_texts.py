@@ -35,7 +35,7 @@ def in_words(action: Action, refs: Mapping[int, str], n: int) -> str:
         case actions.TakeOver():
             return f"{action.host} trains from here"
         case actions.Rewind():
-            return f"go back to {'the beginning' if action.to is None else _of(refs, action.to)}"
+            return f"go back to {'the beginning' if action.to is None else named(action.to, refs)}"
         case actions.EnterPhase():
             return _entered(action)
         case actions.DropRun() | actions.HideRun():
@@ -52,10 +52,10 @@ def in_words(action: Action, refs: Mapping[int, str], n: int) -> str:
             return f"stream {action.stream}: archived as {action.label}, and emptied"
         case actions.Claim():
             until = format_time(action.until_ms)
-            taken = _of(refs, action.checkpoint)
+            taken = named(action.checkpoint, refs)
             return f"{action.group}: {action.follower} takes {taken} until {until}"
         case actions.Acknowledge():
-            return f"{action.group}: done with {_of(refs, action.checkpoint)}"
+            return f"{action.group}: done with {named(action.checkpoint, refs)}"
         case actions.Promote() | actions.RateMatch() | actions.EvictEntries():
             return _pool_in_words(action, refs)
     return _checkpoint_in_words(action, refs, n)
@@ -67,14 +67,9 @@ def first_line(text: str) -> str:
     return line if line == text and len(line) <= _LINE else f"{line[:_LINE].rstrip()} ..."
 
 
-def held_of(n: int | None, refs: Mapping[int, str]) -> str:
-    """Return the name of what a hold keeps."""
-    return "the run" if n is None else _of(refs, n)
-
-
-def _of(refs: Mapping[int, str], n: int) -> str:
-    """Return the name of a checkpoint; the log may name one that the run does not have."""
-    return refs.get(n, f"the checkpoint of commit {n}")
+def named(n: int | None, refs: Mapping[int, str]) -> str:
+    """Return the name of a checkpoint, or `the run`; the log may name one that it does not have."""
+    return "the run" if n is None else refs.get(n, f"the checkpoint of commit {n}")
 
 
 def _begun(action: actions.CreateRun) -> str:
@@ -111,7 +106,7 @@ def _pool_in_words(
             of = (
                 f"gates/{action.gate}"
                 if action.checkpoint is None
-                else _of(refs, action.checkpoint)
+                else named(action.checkpoint, refs)
             )
             if action.checkpoint is None and action.gate is None:
                 of = f"phase {action.phase}, step {action.step}"
@@ -134,33 +129,33 @@ def _entry(version: int) -> str:
 def _checkpoint_in_words(action: Action, refs: Mapping[int, str], n: int) -> str:
     match action:
         case actions.AddCheckpoint():
-            return _added(action, _of(refs, n))
+            return _added(action, named(n, refs))
         case actions.ReportMetrics():
             tier = f" tier {action.tier}" if action.tier else ""
-            return f"report {_of(refs, action.checkpoint)} {metrics(action.metrics)}{tier}"
+            return f"report {named(action.checkpoint, refs)} {metrics(action.metrics)}{tier}"
         case actions.Evict():
-            evicted = (f"{_of(refs, one.checkpoint)} ({one.reason})" for one in action.evictions)
+            evicted = (f"{named(one.checkpoint, refs)} ({one.reason})" for one in action.evictions)
             return f"evict {', '.join(evicted)}"
         case actions.Thin():
             thinned = (
-                f"{_of(refs, one.checkpoint)} to {', '.join(one.keep)} ({one.reason})"
+                f"{named(one.checkpoint, refs)} to {', '.join(one.keep)} ({one.reason})"
                 for one in action.thinnings
             )
             return f"thin {', '.join(thinned)}"
         case actions.Recover():
-            return f"bring back {', '.join(_of(refs, back) for back in action.checkpoints)}"
+            return f"bring back {', '.join(named(back, refs) for back in action.checkpoints)}"
         case actions.SetHold():
             until = format_time(action.until_ms)
-            return f"hold {held_of(action.checkpoint, refs)} until {until}: {action.reason}"
+            return f"hold {named(action.checkpoint, refs)} until {until}: {action.reason}"
         case actions.RemoveHold():
             why = "its time is over" if action.reason is None else f"early: {action.reason}"
-            return f"end the hold on {held_of(action.checkpoint, refs)}, {why}"
+            return f"end the hold on {named(action.checkpoint, refs)}, {why}"
         case actions.SetNote() if not action.text:
-            return f"remove the note on {held_of(action.checkpoint, refs)}"
+            return f"remove the note on {named(action.checkpoint, refs)}"
         case actions.SetNote():
-            return f"note on {held_of(action.checkpoint, refs)}: {first_line(action.text)}"
+            return f"note on {named(action.checkpoint, refs)}: {first_line(action.text)}"
         case actions.SetTag():
-            return f"tag {action.name} at {_of(refs, action.checkpoint)}"
+            return f"tag {action.name} at {named(action.checkpoint, refs)}"
         case actions.RemoveTag():
             return f"remove tag {action.name}"
         case actions.SetPin():
@@ -186,6 +181,6 @@ def _added(action: actions.AddCheckpoint, ref: str) -> str:
 
 
 def _pinned(action: actions.SetPin, refs: Mapping[int, str]) -> str:
-    of = "" if action.checkpoint is None else f" from {_of(refs, action.checkpoint)}"
+    of = "" if action.checkpoint is None else f" from {named(action.checkpoint, refs)}"
     replaced = f" in place of {action.replaces.short}, damaged" if action.replaces else ""
     return f"{action.kind} {action.name}: {action.manifest.short}{of}{replaced}"

@@ -10,8 +10,9 @@ from holdfast.registry.history import (
     actions,
     first_line,
     format_time,
-    held_of,
+    named,
     parent_ref,
+    refs_of,
     step_ref,
 )
 from holdfast.registry.history.actions import Action, Commit
@@ -48,7 +49,7 @@ def read_events(commits: Iterable[Commit], forks: Iterable[Fork] = ()) -> list[E
 
 
 def _of_commits(commits: Sequence[Commit]) -> Iterator[Event]:
-    refs = _refs(commits)
+    refs = refs_of(commits)
     trains = False
     for commit in commits:
         for action in commit.actions:
@@ -69,35 +70,35 @@ def _described(action: Action, n: int, refs: Mapping[int, str], *, first: bool) 
             yield "checkpoints", "save", refs[n], held if action.held_back else "", n
         case actions.Evict():
             for one in action.evictions:
-                yield "retention", "evict", _of(refs, one.checkpoint), one.reason, one.checkpoint
+                yield "retention", "evict", named(one.checkpoint, refs), one.reason, one.checkpoint
         case actions.Thin():
             for thinned in action.thinnings:
                 why = f"only {', '.join(thinned.keep)}: {thinned.reason}"
-                yield "retention", "thin", _of(refs, thinned.checkpoint), why, thinned.checkpoint
+                yield "retention", "thin", named(thinned.checkpoint, refs), why, thinned.checkpoint
         case actions.Recover():
             for back in action.checkpoints:
-                yield "retention", "bring back", _of(refs, back), "undo", back
+                yield "retention", "bring back", named(back, refs), "undo", back
         case actions.SetHold():
-            held, until = held_of(action.checkpoint, refs), format_time(action.until_ms)
+            held, until = named(action.checkpoint, refs), format_time(action.until_ms)
             yield "retention", "hold", held, f"until {until}: {action.reason}", action.checkpoint
         case actions.RemoveHold():
             why = action.reason or "its time is over"
-            yield "retention", "end hold", held_of(action.checkpoint, refs), why, action.checkpoint
+            yield "retention", "end hold", named(action.checkpoint, refs), why, action.checkpoint
         case actions.ReportMetrics():
             names = ", ".join(action.metrics)
-            yield "checkpoints", "report", _of(refs, action.checkpoint), names, action.checkpoint
+            yield "checkpoints", "report", named(action.checkpoint, refs), names, action.checkpoint
         case actions.SetNote():
             kind = "note" if action.text else "remove note"
-            noted = held_of(action.checkpoint, refs)
+            noted = named(action.checkpoint, refs)
             yield "names", kind, noted, first_line(action.text), action.checkpoint
         case actions.SetLabels():
             yield "names", "labels", ", ".join(action.labels) or "none", "", None
         case actions.SetTag():
-            yield "names", "tag", action.name, _of(refs, action.checkpoint), action.checkpoint
+            yield "names", "tag", action.name, named(action.checkpoint, refs), action.checkpoint
         case actions.RemoveTag():
             yield "names", "remove tag", action.name, "", None
         case actions.SetPin():
-            source = "" if action.checkpoint is None else _of(refs, action.checkpoint)
+            source = "" if action.checkpoint is None else named(action.checkpoint, refs)
             yield "names", action.kind, action.name, source, action.checkpoint
         case actions.PointRelease():
             yield "names", "latest release", action.version, action.reason, None
@@ -125,7 +126,7 @@ def _of_run(action: Action, refs: Mapping[int, str], *, first: bool) -> Iterator
             reason = "training begins" if first else "the earlier trainer may no longer save"
             yield "trainer", "train" if first else "take over", action.host, reason, None
         case actions.Rewind():
-            to = "the beginning" if action.to is None else _of(refs, action.to)
+            to = "the beginning" if action.to is None else named(action.to, refs)
             yield "trainer", "restore", to, "later checkpoints are superseded", action.to
         case actions.SetStatus():
             yield "trainer", "status", action.status, (action.reason or "").partition("\n")[0], None
@@ -153,20 +154,6 @@ def _in_pool(action: actions.Promote | actions.EvictEntries | actions.RateMatch)
         case actions.RateMatch():
             played = ", ".join(f"v{one.version:04d}" for one in action.ratings)
             return "pool", "match", action.match, played, None
-
-
-def _refs(commits: Iterable[Commit]) -> dict[int, str]:
-    """Return the names of checkpoints within their run, by the numbers of their commits."""
-    return {
-        commit.n: step_ref(action)
-        for commit in commits
-        for action in commit.actions
-        if isinstance(action, actions.AddCheckpoint)
-    }
-
-
-def _of(refs: Mapping[int, str], n: int) -> str:
-    return refs.get(n, f"the checkpoint of commit {n}")
 
 
 @dataclass(frozen=True, slots=True)
