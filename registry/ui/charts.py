@@ -96,7 +96,12 @@ def curves(
     `began_ms` says when the run of each group of curves began.
     """
     rows = [
-        (curve.name, point.step, _moment(point.time_ms), point.value)
+        (
+            curve.name,
+            point.step,
+            None if point.time_ms is None else Moment(point.time_ms),
+            point.value,
+        )
         for curve in found
         for point in curve.points
     ]
@@ -171,15 +176,6 @@ class Moment:
     """A time in a table."""
 
     ms: int  # milliseconds since the epoch
-
-
-def moment(time_ms: int) -> Moment:
-    """Return a time for a table."""
-    return Moment(time_ms)
-
-
-def _moment(time_ms: int | None) -> Moment | None:
-    return None if time_ms is None else Moment(time_ms)
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.registry.history.actions import Commit, EvictEntries, Promote, RateMatch
 from holdfast.registry.history.replay import PoolRecord
-from holdfast.registry.ui.charts import Cell, Chart, Grid, diverging_tone, figure, moment, table
+from holdfast.registry.ui.charts import Cell, Chart, Grid, Moment, diverging_tone, figure, table
 from holdfast.registry.ui.pages.view import Asked, Shown, View
 from holdfast.registry.ui.source import Source
 
@@ -253,7 +253,7 @@ def ratings_chart(ratings: Iterable[RatingPoint]) -> Chart:
         for version in sorted(best)
     ]
     rows = [
-        (moment(point.time_ms), f"v{point.version}", f"{point.mu:.2f}", f"{point.sigma:.2f}")
+        (Moment(point.time_ms), f"v{point.version}", f"{point.mu:.2f}", f"{point.sigma:.2f}")
         for version in curves
         for point in curves[version]
     ]

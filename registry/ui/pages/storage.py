@@ -14,7 +14,7 @@ from holdfast.registry.history import Verdict, has_policies
 from holdfast.registry.objects import KINDS
 from holdfast.registry.spec import Retention
 from holdfast.registry.store import DAY_S
-from holdfast.registry.ui.charts import Chart, figure, moment, table
+from holdfast.registry.ui.charts import Chart, Moment, figure, table
 from holdfast.registry.ui.pages.view import Asked, Shown, Trouble, View, tried, trouble_of
 from holdfast.registry.ui.source import Source
 from holdfast.registry.upkeep import Freeing, GcReport, RunUsage, Usage, ways_to_free
@@ -226,7 +226,7 @@ def growth_chart(view: StorageView) -> Chart:
         "customdata": [size(point.nbytes) for point in view.growth],
         "hovertemplate": "%{x}<br>%{customdata}<extra></extra>",
     }
-    rows = [(moment(point.time_ms), point.nbytes) for point in view.growth]
+    rows = [(Moment(point.time_ms), point.nbytes) for point in view.growth]
     return figure(
         "Growth",
         "Bytes of the objects that are on the store now, by the time when they were put",

@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.registry.curation import checkpoint_marks
 from holdfast.registry.history import has_policies, plan_retention, step_ref
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.ui.charts import Chart, figure, moment, table
+from holdfast.registry.ui.charts import Chart, Moment, figure, table
 from holdfast.registry.ui.pages.events import Event, Lane
 from holdfast.registry.ui.pages.runs import monitor_of
 from holdfast.registry.ui.pages.view import Saved
@@ -105,7 +105,7 @@ def timeline(events: Sequence[Event], rows: Sequence[CheckpointRow]) -> Chart:
     }
     listed = [
         (
-            moment(one.time_ms),
+            Moment(one.time_ms),
             _LANES.get(one.lane, one.lane),
             one.kind,
             one.subject,
