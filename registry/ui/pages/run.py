@@ -34,7 +34,6 @@ from holdfast.registry.ui.pages.timeline import CheckpointRow, read_rows, timeli
 from holdfast.registry.ui.pages.view import (
     MOST_CHARTS,
     Asked,
-    Saved,
     Shown,
     Trouble,
     View,
@@ -169,7 +168,7 @@ def _distinct(troubles: Iterable[Trouble], chronicle: Chronicle) -> tuple[Troubl
 
 
 def _charts(
-    saved: Sequence[Saved],
+    saved: Sequence[CheckpointRecord],
     rows: Sequence[CheckpointRow],
     run: RunManifest | None,
     wanted: str,
@@ -203,21 +202,23 @@ def _best(run: RunManifest, metric: str) -> CheckpointRecord | None:
     return None if monitor is None else run.own_best(monitor)
 
 
-def _extremes(saved: Sequence[Saved], metric: str) -> Iterator[tuple[str, float, int, str]]:
+def _extremes(
+    saved: Sequence[CheckpointRecord], metric: str
+) -> Iterator[tuple[str, float, int, str]]:
     """Yield the lowest and the highest value of a metric that nothing monitors."""
     known = [
         one
         for one in saved
-        if not one.is_superseded and math.isfinite(one.metrics.get(metric, math.nan))
+        if not one.superseded and math.isfinite(one.metrics.get(metric, math.nan))
     ]
     for name, pick in (("lowest", min), ("highest", max)) if known else ():
         one = pick(known, key=lambda one: one.metrics[metric])
         yield name, one.metrics[metric], one.step, ""
 
 
-def _losses(saved: Sequence[Saved]) -> Iterator[str]:
+def _losses(saved: Sequence[CheckpointRecord]) -> Iterator[str]:
     """Yield, for each metric that ends with NaN or infinity, since when, and what it was before."""
-    line = [one for one in saved if not one.is_superseded]
+    line = [one for one in saved if not one.superseded]
     for metric in metric_names(line):
         points = [(one.step, one.metrics[metric]) for one in line if metric in one.metrics]
         finite = [at for at, (_, value) in enumerate(points) if math.isfinite(value)]

@@ -14,7 +14,7 @@ from holdfast.registry.comparing import Ranking, rank_config
 from holdfast.registry.curation.streams import SAMPLES
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.history import config_by_path, json_ready, parent_ref
-from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.ui.charts import (
     MOST_POINTS,
     Chart,
@@ -45,7 +45,6 @@ from holdfast.registry.ui.pages.streams import logged_curves
 from holdfast.registry.ui.pages.view import (
     MOST_CHARTS,
     Asked,
-    Saved,
     Shown,
     Trouble,
     View,
@@ -134,7 +133,7 @@ def compare_runs(
     damage = Damage.of(source.registry.handle.store)
     troubles = [trouble_of(error) for error in opened.failed.values()]
     chronicles = _chronicles(source, [run.run_id for run in runs if run.evicted_count], within_s)
-    saved: dict[str, tuple[Saved, ...]] = {}
+    saved: dict[str, tuple[CheckpointRecord, ...]] = {}
     for run in runs:
         chronicle = chronicles.get(run.run_id, Chronicle())
         saved[run.run_id] = saved_of(run, chronicle.commits)
@@ -215,7 +214,7 @@ def _chronicles(
 
 def _charts(
     runs: Sequence[RunManifest],
-    saved: Mapping[str, tuple[Saved, ...]],
+    saved: Mapping[str, tuple[CheckpointRecord, ...]],
     wanted: str,
     curved: Container[str],
     groups: Mapping[str, str],

@@ -10,11 +10,10 @@ from typing import Any
 
 from holdfast.registry.curation import checkpoint_marks
 from holdfast.registry.history import has_policies, plan_retention, step_ref
-from holdfast.registry.history.replay import RunManifest
+from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.ui.charts import Chart, Moment, figure, table
 from holdfast.registry.ui.pages.events import Event, Lane
 from holdfast.registry.ui.pages.runs import monitor_of
-from holdfast.registry.ui.pages.view import Saved
 from holdfast.registry.ui.source import now_ms
 from holdfast.registry.upkeep import Damage
 
@@ -244,7 +243,7 @@ class CheckpointRow:
     """A checkpoint of the run."""
 
     ref: str  # its name within the run
-    saved: Saved  # its record from the log
+    saved: CheckpointRecord  # its record from the log
     state: str  # `kept`, `dropped`, `evicted` or `superseded`
     reason: str  # why it stays or was evicted
     marks: tuple[str, ...]  # names that point at it
@@ -252,7 +251,10 @@ class CheckpointRow:
 
 
 def read_rows(
-    saved: Sequence[Saved], events: Iterable[Event], run: RunManifest | None, damage: Damage
+    saved: Sequence[CheckpointRecord],
+    events: Iterable[Event],
+    run: RunManifest | None,
+    damage: Damage,
 ) -> Iterable[CheckpointRow]:
     """Yield the checkpoints in log order; `run` is `None` if it cannot be read."""
     went = {one.checkpoint: one for one in events if one.lane == "retention"}
@@ -262,7 +264,7 @@ def read_rows(
     for one in saved:
         last = went.get(one.n)
         is_evicted = last is not None and last.kind == "evict"
-        state = "evicted" if is_evicted else "superseded" if one.is_superseded else "kept"
+        state = "evicted" if is_evicted else "superseded" if one.superseded else "kept"
         if run is not None and run.dropped is not None and state == "kept":
             state = "dropped"
         reason = last.reason if last is not None and is_evicted else stays.get(one.n, "")
