@@ -31,15 +31,6 @@ _STATES = ("superseded", "evicted", "held back")
 
 
 @dataclass(frozen=True, slots=True)
-class Companion:
-    """A state that was saved with the checkpoint."""
-
-    name: str
-    ref: str
-    id: Digest
-
-
-@dataclass(frozen=True, slots=True)
 class Provenance:
     """The origin of a run, by its first commit."""
 
@@ -68,7 +59,7 @@ class StateView:
     made_from: str | None
     previous: str | None  # ref of the kept checkpoint before it; `None` if there is none
     contents: Contents | None  # its components and tensors; `None` if its manifest is damaged
-    companions: tuple[Companion, ...]  # the states that were saved with it
+    companions: Mapping[str, Stored]  # the states that were saved with it, by name
     #: The files of a folder that was pushed; the first `FILES_SHOWN`.
     files: tuple[tuple[str, FileInfo], ...]
     file_count: int  # number of these files
@@ -112,7 +103,7 @@ def state_view(source: Source, ref: str) -> StateView:
         made_from=None if record is not None else _made_from(source, stored),
         previous=None if record is None else _previous(source, stored, record),
         contents=contents,
-        companions=_companions(stored),
+        companions=stored.companions if isinstance(stored, Checkpoint) else {},
         files=tuple((files or {}).items())[:FILES_SHOWN],
         file_count=len(files or {}),
         note=None if record is None else run.note(record.n),
@@ -164,14 +155,6 @@ def _kind(stored: Stored) -> str:
     if "companions" in segments:
         return "companion"
     return "checkpoint" if isinstance(stored, Checkpoint) else kinds.get(segments[1], "state")
-
-
-def _companions(stored: Stored) -> tuple[Companion, ...]:
-    if not isinstance(stored, Checkpoint):
-        return ()
-    return tuple(
-        Companion(name, other.ref, other.digest) for name, other in stored.companions.items()
-    )
 
 
 def _provenance(run: RunManifest, record: CheckpointRecord | None) -> Provenance | None:
@@ -301,13 +284,6 @@ def statistics(source: Source, ref: str, *, budget_bytes: int = BUDGET_BYTES) ->
     return Statistics(found.tensors, spent, len(left), sum(left), budget_bytes)
 
 
-def distribution(
-    source: Source, ref: str, path: str, *, budget_bytes: int = BUDGET_BYTES
-) -> Histogram:
-    """Return the histogram of one tensor; read at most the budget, spread over the tensor."""
-    return histogram(find(source, ref).handle, path, budget_bytes=budget_bytes)
-
-
 #: Default budget of a page for reading tensors, in MiB, and the budgets that a URL may ask for.
 BUDGET_MIB, MOST_MIB = 64, 1024
 
@@ -337,7 +313,9 @@ def _ask(source: Source, asked: Asked) -> Shown:
     if is_whole and asked.text("stats"):
         found = tried(lambda: statistics(source, ref, budget_bytes=budget_bytes), troubles)
     if is_whole and path:
-        read = tried(lambda: distribution(source, ref, path, budget_bytes=budget_bytes), troubles)
+        read = tried(
+            lambda: histogram(find(source, ref).handle, path, budget_bytes=budget_bytes), troubles
+        )
     if is_whole and asked.text("shared"):
         shared = tried(lambda: sharing(source, ref), troubles)
     page = CheckpointPage(

@@ -9,7 +9,7 @@ from heapq import nlargest
 from typing import Any
 
 from holdfast.registry.comparing import Histogram
-from holdfast.registry.loading import Stored, tensors_by_path
+from holdfast.registry.loading import Stored, TensorInfo, tensors_by_path
 from holdfast.registry.ui.charts import Chart, figure, table
 from holdfast.registry.values import Digest, size
 
@@ -17,17 +17,6 @@ from holdfast.registry.values import Digest, size
 TENSORS_SHOWN = 1000
 #: A part of a path: a name in quotes, or text between slashes and dots.
 _PART = re.compile(r'"(?:[^"\\]|\\.)*"|[^/.]+')
-
-
-@dataclass(frozen=True, slots=True)
-class TensorRow:
-    """A tensor."""
-
-    path: str  # component and keys joined with `/`
-    dtype: str  # name of its element type
-    shape: tuple[int, ...]  # axis lengths
-    nbytes: int
-    original: str | None  # its wider type before it lost precision; `None` if it lost none
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +36,7 @@ class Contents:
     """Components and largest tensors of a state, from its manifest."""
 
     components: tuple[ComponentRow, ...]  # its components, in order
-    tensors: tuple[TensorRow, ...]  # the largest tensors, in the order of the state
+    tensors: tuple[TensorInfo, ...]  # the largest tensors, in the order of the state
     nbytes: int  # bytes of all its tensors
 
 
@@ -64,7 +53,7 @@ def contents_of(stored: Stored) -> Contents:
         counts = len(found[name]), part.nbytes, len(others), sum(others)
         rows.append(ComponentRow(name, part.digest, *counts))
     tensors = tuple(
-        TensorRow(path, entry.dtype, entry.shape, entry.nbytes, entry.original)
+        TensorInfo(path, entry.dtype, entry.shape, entry.nbytes, entry.content, entry.original)
         for path, entry in every
         if path in shown
     )

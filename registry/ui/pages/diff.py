@@ -97,11 +97,8 @@ class Side:
     """One of the two checkpoints."""
 
     ref: str
-    run: str
     id: Digest
-    phase: str
-    step: int
-    time_ms: int
+    time_ms: int  # when it was saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,15 +257,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _side(checkpoint: Checkpoint) -> Side:
-    record = checkpoint.handle.newest_record()
-    return Side(
-        checkpoint.ref,
-        checkpoint.run_id,
-        checkpoint.digest,
-        record.phase,
-        record.step,
-        record.time_ms,
-    )
+    return Side(checkpoint.ref, checkpoint.digest, checkpoint.handle.newest_record().time_ms)
 
 
 def _counts(found: Diff) -> tuple[tuple[str, int, int], ...]:

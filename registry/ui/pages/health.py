@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
@@ -13,7 +13,6 @@ from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.objects import epoch_key
 from holdfast.registry.saving.journal import (
     Journal,
-    RunFolder,
     choose_journal,
     pushing,
     run_folders,
@@ -84,25 +83,12 @@ class Mirror:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """A save that only the journal of this machine holds."""
-
-    run: str
-    number: int  # its number in the journal
-    title: str  # its phase and step
-    outcome: str  # `waiting`, `stranded`, `refused` or `damaged`
-    reason: str | None  # why it is not in the registry
-    #: When it was acknowledged, by this machine's clock; `None` if it is damaged.
-    time_ms: int | None
-    size_bytes: int  # its bytes on the disk
-
-
-@dataclass(frozen=True, slots=True)
 class JournalView:
     """The journal of this machine, as far as this registry is concerned."""
 
     path: str  # its folder
-    waiting: tuple[Waiting, ...] = ()  # the saves that are not in the registry; at most `SHOWN`
+    #: The saves that are not in the registry, each with its run; at most `SHOWN`.
+    waiting: tuple[tuple[str, pushing.Listed], ...] = ()
     trouble: Trouble | None = None  # why it cannot be read
 
 
@@ -159,11 +145,6 @@ def health_view(source: Source, *, within_s: float | None = None) -> HealthView:
     )
 
 
-def check(source: Source) -> VerifyReport:
-    """Verify the structure of the registry; reads every log and placement, and no data."""
-    return source.registry.verify()
-
-
 def shown_findings(report: VerifyReport) -> tuple[Finding, ...]:
     """Return the findings of a report, errors first; at most `SHOWN`."""
     return tuple(sorted(report.findings, key=lambda one: one.severity != "error")[:SHOWN])
@@ -195,8 +176,8 @@ def journal_view(source: Source, journal: Journal) -> JournalView:
     """Return the saves in a journal that this registry does not have; reads the local disk only."""
     try:
         folders = [folder for of, folder in run_folders(journal) if of == source.registry.id]
-        waiting = tuple(islice((one for folder in folders for one in _waiting(folder)), SHOWN))
-        return JournalView(journal.path, waiting)
+        saves = ((folder.run_id, one) for folder in folders for one in pushing.listed(folder))
+        return JournalView(journal.path, tuple(islice(saves, SHOWN)))
     except RegistryError as error:
         return JournalView(journal.path, (), trouble_of(error))
 
@@ -257,20 +238,6 @@ def _follows(store: Store, longer: RunManifest, shorter: RunManifest) -> bool | 
     return None
 
 
-def _waiting(folder: RunFolder) -> Iterator[Waiting]:
-    for one in pushing.listed(folder):
-        entry = one.entry
-        yield Waiting(
-            folder.run_id,
-            one.number,
-            "" if entry is None else entry.title,
-            one.outcome,
-            one.reason,
-            None if entry is None else entry.time_ms,
-            one.size_bytes,
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class HealthPage:
     """Page of the registry's health."""
@@ -292,7 +259,7 @@ def _ask(source: Source, asked: Asked) -> Shown:
     if health.epoch.trouble is not None:
         troubles.append(health.epoch.trouble)
     journal = choose_journal(None)
-    report = tried(lambda: check(source), troubles) if asked.text("verify") else None
+    report = tried(source.registry.verify, troubles) if asked.text("verify") else None
     page = HealthPage(
         health,
         None if journal is None else journal_view(source, journal),

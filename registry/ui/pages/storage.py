@@ -130,11 +130,6 @@ def count_bytes(source: Source) -> Counted:
     return Counted(usage, tuple(runs[:SHOWN]))
 
 
-def plan_gc(source: Source, *, grace_s: float = DAY_S) -> GcReport:
-    """Run a collection dry: read every log and placement, write nothing."""
-    return source.registry.gc(grace_s=grace_s, dry_run=True)
-
-
 def plan_prune(source: Source, run_id: str, policy: Retention | None = None) -> PrunePlan:
     """Plan a prune of a run by its log alone."""
     run = source.run(run_id)
@@ -377,7 +372,7 @@ def _ask(source: Source, asked: Asked) -> Shown:
         troubles += map(trouble_of, damaged.values())
     if asked.text("gc"):
         grace_s = DAY_S * asked.number("grace", 1, most=36_500)
-        gc = tried(lambda: plan_gc(source, grace_s=grace_s), troubles)
+        gc = tried(lambda: source.registry.gc(grace_s=grace_s, dry_run=True), troubles)
     if asked.text("prune"):
         run, policy = asked.text("prune").strip(), _policy(asked)
         prune = tried(lambda: plan_prune(source, run, policy), troubles)

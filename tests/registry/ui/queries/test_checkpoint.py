@@ -16,10 +16,11 @@ import holdfast
 from holdfast import Monitor, Registry
 from holdfast.backends.memory import MemoryBackend
 from holdfast.registry.cli.app import app
-from holdfast.registry.errors import Damaged, NotFound
+from holdfast.registry.errors import Damaged
 from holdfast.registry.store.address import Address
 from holdfast.registry.ui.pages import contents as contents_query
-from holdfast.registry.ui.pages.checkpoint import distribution, sharing, state_view, statistics
+from holdfast.registry.ui.pages.checkpoint import VIEW, sharing, state_view, statistics
+from holdfast.registry.ui.pages.view import Asked
 from holdfast.registry.ui.source import Source
 from tests.registry.ui.sources import source_of
 from tests.support.faults import flip
@@ -92,10 +93,18 @@ def test_statistics_stop_at_the_budget(saved, backend) -> None:
         assert [one.path for one in found.tensors] == ["model/a", "model/b"]
         assert (found.read_bytes, found.left, found.left_bytes) == (8000, 1, 4000)
         assert statistics(source, "r/latest").left == 0
-        histogram = distribution(source, "r/latest", "model/b")
-        assert sum(histogram.counts) == 1000
-        with pytest.raises(NotFound):
-            distribution(source, "r/latest", "model/c")
+
+
+def test_the_histogram_is_of_the_tensor_that_the_url_names(saved, backend) -> None:
+    with source_of(backend) as source:
+        known, unknown = (
+            VIEW.ask(source, Asked(path={"ref": "r/latest"}, query={"tensor": [path]}))
+            for path in ("model/b", "model/c")
+        )
+    assert sum(known.body.histogram.counts) == 1000
+    assert known.troubles == ()
+    assert unknown.body.histogram is None
+    assert "model/c" in unknown.troubles[0].what
 
 
 def test_damage_of_the_manifest_hides_nothing_else(saved, backend) -> None:
@@ -126,8 +135,8 @@ def test_other_states_are_shown_too(saved, reg, backend) -> None:
         assert release.card == "about: <script>\n"
         assert sharing(source, "r/releases/1.0.0").others[0].step == 1
         whole = state_view(source, "r/main/step4")
-        assert [one.name for one in whole.companions] == ["frozen"]
-        companion = state_view(source, whole.companions[0].ref)
+        assert list(whole.companions) == ["frozen"]
+        companion = state_view(source, whole.companions["frozen"].ref)
         assert companion.kind == "companion"
 
 

@@ -13,7 +13,7 @@ from holdfast.registry.saving.journal.background import BackgroundCarrier
 from holdfast.registry.saving.journal.carrier import Carrier
 from holdfast.registry.saving.journal.folder import RunFolder
 from holdfast.registry.saving.journal.settings import Journal
-from holdfast.registry.ui.pages.health import VIEW, check, health_view, journal_view, mirror_view
+from holdfast.registry.ui.pages.health import VIEW, health_view, journal_view, mirror_view
 from holdfast.registry.ui.pages.view import Asked
 from tests.registry.ui.sources import source_of
 from tests.support.faults import flip
@@ -58,7 +58,7 @@ def test_damage_is_named_and_hides_nothing(reg, backend) -> None:
     backend.put("epochs/" + "1".zfill(20), b"nonsense")
     with source_of(backend) as source:
         found = health_view(source)
-        report = check(source)
+        report = VIEW.ask(source, Asked(query={"verify": ["1"]})).body.report
     assert [name for name, _ in found.damaged] == ["bad"]
     assert [one.run for one in found.writers] == ["good"]
     assert found.epoch.trouble is not None
@@ -105,8 +105,8 @@ def test_a_journal_shows_what_only_this_machine_has(
         assert journal_view(source, journal).waiting == ()
         with open_on(backend, journal=journal) as reg:
             reg.run("r", create=True).save({"w": np.ones(1000)}, step=3)
-            (one,) = journal_view(source, journal).waiting
+            ((run, one),) = journal_view(source, journal).waiting
             Carrier(reg.handle.store, RunFolder(journal, reg.id, "r"), lambda *_: None).carry()
         assert journal_view(source, journal).waiting == ()
-    assert (one.run, one.title, one.outcome) == ("r", "phase main, step 3", "waiting")
+    assert (run, one.entry.title, one.outcome) == ("r", "phase main, step 3", "waiting")
     assert one.size_bytes > 8000

@@ -8,7 +8,8 @@ import pytest
 from holdfast import Monitor, Registry, Retention
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.ui.pages import storage as query
-from holdfast.registry.ui.pages.storage import count_bytes, plan_gc, plan_prune, storage_view
+from holdfast.registry.ui.pages.storage import VIEW, count_bytes, plan_prune, storage_view
+from holdfast.registry.ui.pages.view import Asked
 from tests.registry.ui.sources import source_of
 from tests.support.faults import flip
 from tests.support.stores import bytes_in, contents
@@ -59,7 +60,7 @@ def test_plans_write_nothing(saved, backend) -> None:
     saved.create_run("plain").save({"a": 1}, step=1)
     before = contents(backend)
     with source_of(backend) as source:
-        report = plan_gc(source, grace_s=0)
+        report = VIEW.ask(source, Asked(query={"gc": ["1"], "grace": ["0"]})).body.gc
         plan = plan_prune(source, "small", Retention(last=1, best=1))
         with pytest.raises(InvalidInput, match="no retention policy"):
             plan_prune(source, "small")
@@ -85,4 +86,4 @@ def test_nothing_is_nothing(backend) -> None:
         found = storage_view(source)
         assert (found.nbytes, found.packs, found.growth, found.is_all) == (0, (), (), True)
         assert count_bytes(source).runs == ()
-        assert plan_gc(source).condemned.objects == 0
+        assert VIEW.ask(source, Asked(query={"gc": ["1"]})).body.gc.condemned.objects == 0
