@@ -186,7 +186,7 @@ def _page(
 ) -> Response:
     began = time.monotonic()
     status, template = 200, view.template
-    with source.measured() as cost:
+    with source.meter.measure() as cost:
         try:
             shown = ask()
         except RegistryError as error:

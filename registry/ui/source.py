@@ -11,12 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
 from holdfast.backends.wrappers import Metered, ReadOnly
-from holdfast.backends.wrappers.metered import Usage
 from holdfast.registry.curation import Namings, read_namings
 from holdfast.registry.errors import (
     IntegrityError,
@@ -110,12 +108,6 @@ class Source:
         """Stop reading, and close the registry."""
         self._threads.shutdown(cancel_futures=True)
         self.registry.close()
-
-    @contextmanager
-    def measured(self) -> Iterator[Usage]:
-        """Yield a usage, filled at the end of the block with the requests in it."""
-        with self.meter.measure() as usage:
-            yield usage
 
     def names(self, *, max_age_s: float = 0) -> list[str]:
         """Return the names of all runs, sorted: one request for a thousand runs."""

@@ -113,6 +113,7 @@ def show_run(
     run, troubles = _open(source, name)
     manifest = None if run is None else run.manifest
     latest, created = (manifest.latest(), manifest.created) if manifest else (None, None)
+    meta = decode_or_keep(latest.meta) if latest else None
     source.begin_chronicle(name)
     shown = () if run is None else tuple(read_streams(run, streams, source.pictures))
     forks = read_forks(source, name, names.result())
@@ -138,13 +139,13 @@ def show_run(
         environment=created.environment if created else {},
         first_commit=chronicle.commits[0].n if chronicle.commits else 0,
         pending=chronicle.pending,
-        waited=_waited(manifest),
+        waited=waited_share(meta),
         troubles=_distinct(troubles, chronicle),
         notes=() if manifest is None else tuple(_notes(manifest)),
         tags=() if manifest is None else tuple(sorted(manifest.tags)),
         labels=() if manifest is None else manifest.labels_now,
         losses=tuple(_losses(saved)),
-        merged=tuple(merged_from(decode_or_keep(latest.meta))) if latest else (),
+        merged=tuple(merged_from(meta)),
         damaged=tuple(damage.in_run(name)),
         dropped=_back_until(source, manifest, chronicle)
         if manifest is not None and manifest.dropped is not None
@@ -304,11 +305,6 @@ def _back_until(source: Source, run: RunManifest, chronicle: Chronicle) -> str:
         f"Until {format_time(until)} no collection frees it, and "
         f"`holdfast undo {run.run_id}` brings it back."
     )
-
-
-def _waited(run: RunManifest | None) -> float | None:
-    latest = None if run is None else run.latest()
-    return None if latest is None else waited_share(decode_or_keep(latest.meta))
 
 
 def _ask(source: Source, asked: Asked) -> Shown:

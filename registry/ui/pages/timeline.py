@@ -87,7 +87,8 @@ _HOVER = "%{customdata[0]}<br>%{customdata[1]}<br>%{customdata[2]}<extra></extra
 def timeline(events: Sequence[Event], rows: Sequence[CheckpointRow]) -> Chart:
     """Return the time line; hovering over a checkpoint shows why it stays or was evicted."""
     told = [one for one in events if one.lane in _LANES and one.lane != "checkpoints"]
-    lanes = [lane for lane in _LANES if (rows and lane == "checkpoints") or _has(told, lane)]
+    used = {one.lane for one in told} | ({"checkpoints"} if rows else set())
+    lanes = [lane for lane in _LANES if lane in used]
     traces = [*_checkpoints(rows), *_others(told)]
     layout = {
         "xaxis": {"type": "date", **_range(told, rows)},
@@ -139,10 +140,6 @@ def _range(events: Iterable[Event], rows: Iterable[CheckpointRow]) -> dict[str, 
         return {}
     margin = max((last - first) // 30, 1000)
     return {"range": [first - margin, last + margin]}
-
-
-def _has(events: Iterable[Event], lane: Lane) -> bool:
-    return any(one.lane == lane for one in events)
 
 
 def _checkpoints(rows: Sequence[CheckpointRow]) -> Iterator[dict[str, Any]]:

@@ -226,7 +226,7 @@ def test_a_token_reads_its_runs_and_learns_nothing_of_others(models: Path, guard
     with served(models, access=guarded) as site:
         assert site.ask("/api/models/llm", **own).status == 200
         assert site.ask("/api/models/secret", Authorization="Bearer all").status == 200
-        with site.source.measured() as usage:
+        with site.source.meter.measure() as usage:
             for end in ("", "/revision/latest", "/tree/main"):
                 hidden = site.ask(f"/api/models/secret{end}", **own)
                 assert same(hidden) == same(site.ask(f"/api/models/absent{end}", **own))

@@ -97,7 +97,7 @@ def test_a_second_reader_fetches_nothing_from_the_bucket(
     cache = str(tmp_path / "chunks")
     with served(url, cache=cache) as site:
         for name in ("one", "two"):
-            with site.source.measured() as usage:
+            with site.source.meter.measure() as usage:
                 got = hub.snapshot_download(
                     "r", endpoint=site.url, revision="latest", cache_dir=tmp_path / name
                 )

@@ -126,7 +126,7 @@ def test_a_file_of_many_parts_is_that_of_pull_and_no_chunk_is_read_twice(
             reg.create_run("r").save(state, step=1)
         with served(stored) as site:
             path = f"/r/resolve/{sha_of(site, repo='r')}/model.safetensors"
-            with site.source.measured() as usage:
+            with site.source.meter.measure() as usage:
                 got = site.ask(path).body
     assert got == (tmp_path / "x.safetensors").read_bytes()
     assert usage.read_bytes < 1.3 * len(got)

@@ -265,7 +265,7 @@ def test_a_run_shows_what_it_keeps_while_its_log_is_read() -> None:
         shown = show_run(source, "long")
         assert (shown.pending, len(shown.checkpoints)) == (0, 100)
         assert shown.events[0].subject == "late"
-        with source.measured() as used:
+        with source.meter.measure() as used:
             show_run(source, "long")
         assert used.requests == 1
 

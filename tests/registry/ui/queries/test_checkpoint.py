@@ -46,7 +46,7 @@ def saved(reg: Registry):
 def test_a_checkpoint_is_described_without_reading_a_tensor(saved, backend: MemoryBackend) -> None:
     with source_of(backend) as source:
         source.run("r")
-        with source.measured() as used:
+        with source.meter.measure() as used:
             found = state_view(source, "r/main/step3")
         assert used.calls == {"get": 2}  # a look whether the run has grown, and the manifest
     assert (found.kind, found.record.step, found.troubles) == ("checkpoint", 3, ())
@@ -74,7 +74,7 @@ def test_small_tensors_are_shown_together(saved, backend, monkeypatch) -> None:
 def test_what_is_shared_comes_from_the_chunks(saved, backend) -> None:
     with source_of(backend) as source:
         source.run("r")
-        with source.measured() as used:
+        with source.meter.measure() as used:
             found = sharing(source, "r/main/step2", neighbours=1)
         assert used.calls == {"get": 3}  # a look, and two manifests
         assert len(found.others) == 1

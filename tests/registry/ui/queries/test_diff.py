@@ -28,7 +28,7 @@ def saved(reg: Registry) -> None:
 def test_a_comparison_reads_manifests_alone(saved, backend) -> None:
     with source_of(backend) as source:
         source.run("a")
-        with source.measured() as used:
+        with source.meter.measure() as used:
             found = comparison(source, "a/main/step1", "a/main/step2")
         # Both manifests, and twice a look whether the run has grown.
         assert used.calls == {"get": 4}
@@ -42,7 +42,7 @@ def test_a_comparison_reads_manifests_alone(saved, backend) -> None:
 
 def test_the_runs_that_are_named_offer_their_checkpoints(saved, backend) -> None:
     with source_of(backend) as source:
-        with source.measured() as used:
+        with source.meter.measure() as used:
             assert offered(source, ()) == ("a/latest", "b/latest")
         assert used.calls == {"list": 1}
         found = offered(source, ("a/main/step1", "gone/latest"))
@@ -72,7 +72,7 @@ def test_the_heat_map_stops_at_the_budget(saved, backend) -> None:
     with source_of(backend) as source:
         for ref in ("a/main/step1", "a/main/step2"):
             comparison(source, ref, ref)
-        with source.measured() as used:
+        with source.meter.measure() as used:
             found = heat_map(source, "a/main/step1", "a/main/step2", budget_bytes=4000)
     assert [one.path for one in found.tensors] == ["model/layers.0.w"]
     assert (found.left, found.left_bytes, found.read_bytes) == (1, 4000, 4000)

@@ -30,7 +30,7 @@ def test_the_epoch_and_the_writers_are_those_of_the_store(reg, backend) -> None:
     reg.gc(grace_s=0)
     with source_of(backend) as source:
         found = health_view(source)
-        with source.measured() as used:
+        with source.meter.measure() as used:
             again = health_view(source)
     # The runs, the epochs and the newest one's time; whether two runs have grown.
     assert used.calls == {"list": 2, "stat": 1, "get": 2}

@@ -54,7 +54,7 @@ def test_of_a_long_log_the_newest_slots_are_read(played, backend, monkeypatch) -
     monkeypatch.setattr(query, "SLOTS_READ", 3)
     with source_of(backend) as source:
         source.run("run")
-        with source.measured() as used:
+        with source.meter.measure() as used:
             found = pool_view(source, "run")
         assert used.calls == {"get": 4}  # three slots, and a look whether there is another
         whole = pool_view(source, "run", everything=True)
@@ -70,7 +70,7 @@ def test_without_a_pool_the_log_is_not_read(reg, backend) -> None:
     reg.create_run("r").save({"a": 1}, step=1)
     with source_of(backend) as source:
         source.run("r")
-        with source.measured() as used:
+        with source.meter.measure() as used:
             found = pool_view(source, "r")
     assert used.requests == 1
     assert (found.ladder, found.size, found.matches.versions) == ((), None, ())

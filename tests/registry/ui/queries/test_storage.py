@@ -26,7 +26,7 @@ def saved(reg: Registry):
 
 
 def test_the_first_view_lists_objects_and_opens_nothing(saved, backend) -> None:
-    with source_of(backend) as source, source.measured() as used:
+    with source_of(backend) as source, source.meter.measure() as used:
         found = storage_view(source)
     assert used.calls == {"list": 3}
     held = contents(backend)
