@@ -22,7 +22,7 @@ from holdfast.registry.saving.collective import DEADLINE_S, ShardLeaf
 from holdfast.registry.values import collector_paused
 from holdfast.registry.writing import Staging, places
 
-_kept: WeakKeyDictionary[Run, KeptMemory]
+_kept: WeakKeyDictionary[Run, KeptMemory] = WeakKeyDictionary()
 
 
 class StandIn(dict[str, Any]):
@@ -69,7 +69,7 @@ class KeptMemory:
         """Free the memory for the next save."""
         self._ended.set()
 
-    def copy(self, name: str, state: FlatState, run: Run) -> FlatState:
+    def copy(self, state: FlatState, run: Run) -> FlatState:
         """Copy a state to the memory."""
         return self._staging.copy(state, run.handle.store.pools.copying)
 
@@ -87,9 +87,6 @@ class KeptMemory:
         return self._tensor
 
 
-_kept = WeakKeyDictionary()
-
-
 @dataclass
 class Staged:
     """A staged save, or the error that prevented it."""
@@ -105,7 +102,7 @@ class Staged:
             refuse_twins(state)
             with collector_paused():
                 save = run.handle.saver.pipeline.stage(
-                    state, request, lambda name, flat: memory.copy(name, flat, run)
+                    state, request, lambda _, flat: memory.copy(flat, run)
                 )
         except Exception as error:
             return cls(None, error, memory)
