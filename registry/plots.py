@@ -66,7 +66,7 @@ def plot_run(
     for curve, colour in coloured:
         if curve.best is not None:
             figure.add_trace(_star(graph, curve, curve.best, colour))
-    _mark(figure, curves.marks())
+    _mark(figure, curves)
     figure.update_layout(
         title_text=text(committer.log.run_id),
         xaxis_title_text=text(curves.unit),
@@ -154,21 +154,21 @@ def _star(graph: Any, curve: Curve, best: Point, colour: str | None) -> Any:
 
 
 def _height(point: Point) -> float | None:
-    return None if is_gap(point.y) else point.y
+    return point.y if math.isfinite(point.y) else None
 
 
 def _label(curve: Curve) -> str:
     return text(f"{curve.name} ({curve.phase})" if curve.phase else curve.name)
 
 
-def _mark(figure: Any, marks: Marks) -> None:
+def _mark(figure: Any, curves: Curves) -> None:
     """Draw phases as bands, and gates as dotted lines, each with its name."""
-    for number, span in enumerate(marks.phases):
+    for number, span in enumerate(curves.phases()):
         if number % 2 == 0:
             band = {"type": "rect", "line_width": 0, "fillcolor": _SHADE, "layer": "below"}
             figure.add_shape(x0=span.first, x1=span.last, y0=0, y1=1, yref="paper", **band)
         _write(figure, span.first, span.phase, y=0, yanchor="bottom")
-    for name, x in marks.gates.items():
+    for name, x in curves.gates().items():
         line = {"color": _LINE, "dash": "dot", "width": 1}
         figure.add_shape(type="line", x0=x, x1=x, y0=0, y1=1, yref="paper", line=line)
         _write(figure, x, f"gate {name}", y=1, yanchor="bottom")
@@ -221,14 +221,6 @@ class Span:
     last: Position
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """The marks of a run."""
-
-    gates: Mapping[str, Position]  # the position of each gate's checkpoint, by name
-    phases: Sequence[Span]  # its phases, if it has several and their positions do not overlap
-
-
 class Curves:
     """The curves of a run."""
 
@@ -267,16 +259,25 @@ class Curves:
         counters = {self._run.spec.phase(phase).counter for phase in self._by_phase}
         return counters.pop() if len(counters) == 1 else "step"
 
-    def marks(self) -> Marks:
-        """Return the gates and phases."""
-        pins = self._run.pins_of("gate")
+    def gates(self) -> dict[str, Position]:
+        """Return the position of each gate's checkpoint, by name."""
         drawn = {one.n: one for some in self._by_phase.values() for one in some}
-        gates = {
+        return {
             pin.name: self._position(drawn[pin.checkpoint])
-            for pin in pins
+            for pin in self._run.pins_of("gate")
             if pin.checkpoint in drawn
         }
-        return Marks(gates, self._spans())
+
+    def phases(self) -> list[Span]:
+        """Return the phases, if there are several and their positions do not overlap."""
+        if len(self._by_phase) < 2:
+            return []
+        found = []
+        for phase, records in self._by_phase.items():
+            known = [self._position(one) for one in records]
+            found.append(Span(phase_segment(phase), min(known), max(known)))
+        overlap = any(b.first < a.last for a, b in pairwise(found))  # type: ignore[operator]
+        return [] if overlap else found
 
     def _monitors(self, phase: str) -> tuple[Monitor, ...]:
         return self._run.spec.phase(phase).monitors
@@ -303,16 +304,6 @@ class Curves:
                     best = points.get(found.n) if found is not None else None
             several = len(self._by_phase) > 1
             yield Curve(name, phase_segment(phase) if several else "", [*points.values()], best)
-
-    def _spans(self) -> list[Span]:
-        if len(self._by_phase) < 2:
-            return []
-        found = []
-        for phase, records in self._by_phase.items():
-            known = [self._position(one) for one in records]
-            found.append(Span(phase_segment(phase), min(known), max(known)))
-        overlap = any(b.first < a.last for a, b in pairwise(found))  # type: ignore[operator]
-        return [] if overlap else found
 
     def _position(self, record: CheckpointRecord) -> Position:
         match self._axis:
@@ -357,8 +348,3 @@ def _is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return isinstance(value, float) or abs(value) < 10**300
-
-
-def is_gap(value: float) -> bool:
-    """Return whether a value cannot be drawn."""
-    return not math.isfinite(value)
