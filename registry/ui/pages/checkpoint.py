@@ -183,9 +183,6 @@ class Shared:
     """Bytes that a checkpoint shares with another one of its run."""
 
     ref: str  # the other checkpoint
-    id: Digest
-    step: int
-    phase: str
     shared_bytes: int  # bytes of this checkpoint's tensors in common chunks
     components: tuple[str, ...]  # the components that are equal in both
     damage: str | None = None  # why it could not be compared
@@ -216,14 +213,13 @@ def sharing(source: Source, ref: str, *, neighbours: int = NEIGHBOURS) -> Sharin
 
     def compare(record: CheckpointRecord) -> Shared:
         other = Checkpoint(source.registry.handle.store, log, record)
-        values = other.ref, record.manifest, record.step, record.phase
         try:
             equal = [n for n, d in stored.components.items() if other.components.get(n) == d]
-            return Shared(*values, _shared_bytes(stored, mine, other), tuple(equal))
+            return Shared(other.ref, _shared_bytes(stored, mine, other), tuple(equal))
         except StoreUnavailable:
             raise
         except RegistryError as error:
-            return Shared(*values, 0, (), error.summary)
+            return Shared(other.ref, 0, (), error.summary)
 
     found = tuple(source.registry.handle.store.pools.small.map(compare, chosen))
     return Sharing(found, stored.manifest.nbytes, len(others) - len(chosen))
@@ -266,7 +262,6 @@ class Statistics:
     read_bytes: int
     left: int  # number of tensors beyond the budget
     left_bytes: int
-    budget_bytes: int
 
 
 def statistics(source: Source, ref: str, *, budget_bytes: int = BUDGET_BYTES) -> Statistics:
@@ -281,7 +276,7 @@ def statistics(source: Source, ref: str, *, budget_bytes: int = BUDGET_BYTES) ->
         else:
             left.append(entry.nbytes)
     found = stats_of(stored.handle, chosen)
-    return Statistics(found.tensors, spent, len(left), sum(left), budget_bytes)
+    return Statistics(found.tensors, spent, len(left), sum(left))
 
 
 #: Default budget of a page for reading tensors, in MiB, and the budgets that a URL may ask for.

@@ -160,7 +160,6 @@ class HeatMap:
     read_bytes: int  # upper bound of the chunk bytes that were read, of both checkpoints
     left: int  # number of changed tensors beyond the budget
     left_bytes: int  # bytes of their different chunks, of both checkpoints
-    budget_bytes: int
 
 
 def comparison(source: Source, before: str, after: str) -> Comparison:
@@ -204,7 +203,7 @@ def heat_map(
     return _grid(
         moved,
         same,
-        HeatMap(moved, (), (), (), 0, spent, len(changed) - len(chosen), left, budget_bytes),
+        HeatMap(moved, (), (), (), 0, spent, len(changed) - len(chosen), left),
     )
 
 

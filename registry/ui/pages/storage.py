@@ -89,7 +89,6 @@ class PrunePlan:
     """Checkpoints that a prune of one run would evict."""
 
     run: str
-    policy: Retention | None  # the given policy; `None` for the run's own
     kept: tuple[Verdict, ...]  # the checkpoints that stay, newest first; at most `SHOWN`
     kept_count: int  # how many stay
     evicted: tuple[Verdict, ...]  # the checkpoints to evict, newest first; at most `SHOWN`
@@ -142,7 +141,6 @@ def plan_prune(source: Source, run_id: str, policy: Retention | None = None) -> 
     plan = run.retention.prune(policy, dry_run=True)
     return PrunePlan(
         run_id,
-        policy,
         plan.kept[::-1][:SHOWN],
         len(plan.kept),
         plan.evicted[::-1][:SHOWN],

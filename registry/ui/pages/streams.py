@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -35,11 +35,7 @@ _MOST_POINTS = 500
 class StreamShown:
     """A stream."""
 
-    name: str
-    lifetime: str  # `forever` or `resettable`
-    count: int  # entries that it holds
-    archives: int  # number of its archives
-    segments: int  # segments that reading it fetches
+    record: StreamRecord
     is_read: bool = False  # whether it was read
     charts: tuple[Chart, ...] = ()  # a chart for each field of numbers
     samples: tuple[Sample, ...] = ()  # its newest texts and pictures, the newest first
@@ -59,12 +55,7 @@ def read_streams(run: Run, wanted: Sequence[str], pictures: Pictures) -> Iterato
             most = None if is_wanted else SEGMENT_UNASKED_BYTES
             yield _read(run, record, segments, pictures, most)
         else:
-            yield _shown(record)
-
-
-def _shown(record: StreamRecord) -> StreamShown:
-    sizes = record.count, len(record.archives), len(record.segments)
-    return StreamShown(record.name, record.lifetime, *sizes)
+            yield StreamShown(record)
 
 
 def _read(
@@ -77,13 +68,13 @@ def _read(
     try:
         entries = _entries(run, record.name, segments, most_bytes)
     except BeyondLimit as error:
-        return replace(_shown(record), trouble=None if most_bytes else trouble_of(error))
+        return StreamShown(record, trouble=None if most_bytes else trouble_of(error))
     except IntegrityError as error:
-        return replace(_shown(record), trouble=trouble_of(error))
+        return StreamShown(record, trouble=trouble_of(error))
     charts = tuple(_stream_charts(record.name, entries))
     samples = tuple(samples_of(entries, pictures))
     is_read = len(segments) == len(record.segments)
-    return replace(_shown(record), is_read=is_read, charts=charts, samples=samples)
+    return StreamShown(record, is_read, charts, samples)
 
 
 def _entries(

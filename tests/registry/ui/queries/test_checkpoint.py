@@ -80,9 +80,9 @@ def test_what_is_shared_comes_from_the_chunks(saved, backend) -> None:
         assert len(found.others) == 1
         assert found.not_compared == 1
         found = sharing(source, "r/main/step2")
-    assert [(one.step, one.shared_bytes, one.components) for one in found.others] == [
-        (1, 8000, ("optimizer",)),
-        (3, 8000, ("optimizer",)),
+    assert [(one.ref, one.shared_bytes, one.components) for one in found.others] == [
+        ("r/main/step00000001", 8000, ("optimizer",)),
+        ("r/main/step00000003", 8000, ("optimizer",)),
     ]
     assert found.size_bytes == 12000
 
@@ -133,7 +133,7 @@ def test_other_states_are_shown_too(saved, reg, backend) -> None:
         assert release.made_from == "r/main/step00000003"
         assert release.metrics == saved.releases.get("1.0.0").metrics
         assert release.card == "about: <script>\n"
-        assert sharing(source, "r/releases/1.0.0").others[0].step == 1
+        assert sharing(source, "r/releases/1.0.0").others[0].ref == "r/main/step00000001"
         whole = state_view(source, "r/main/step4")
         assert list(whole.companions) == ["frozen"]
         companion = state_view(source, whole.companions["frozen"].ref)
