@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast.registry import formats
 from holdfast.registry.curation import Release
 from holdfast.registry.layouts.contents import RunContents, imported_as
-from holdfast.registry.layouts.scanning import ends_like_torch, fields_of, torch_reading, written
+from holdfast.registry.layouts.scanning import counted, ends_like_torch, fields_of, written
 from holdfast.registry.layouts.table import Entry, Found, Link, Reading, StateFile, TextFile
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.spec.presets import load_preset
@@ -206,4 +207,5 @@ def _order(version: str) -> list[int | str]:
 
 def reading(found: Found, path: Path, options: Mapping[str, Any]) -> Reading:  # noqa: ARG001
     """Read the file of a checkpoint."""
-    return torch_reading(found, path, "epoch")
+    state: Any = formats.read(path, format="torch", portable=True).state
+    return Reading(state, *counted(found, state, "epoch"))

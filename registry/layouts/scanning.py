@@ -18,21 +18,14 @@ from string import Formatter
 from typing import Any, Final
 
 from holdfast.backends.escape import quoted
-from holdfast.registry import formats
 from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError
 from holdfast.registry.formats import check_scope, stable, walk
 from holdfast.registry.layouts.made import FOLDER, digest, stamp
-from holdfast.registry.layouts.table import Found, Reading
+from holdfast.registry.layouts.table import Found
 from holdfast.registry.values import check_path_name, check_path_names
 
 #: The end record of a zip archive without a comment, as torch writes it.
 _END, _END_BYTES = b"PK\x05\x06", 22
-
-
-def torch_reading(found: Found, path: Path, counter: str) -> Reading:
-    """Read the file of a checkpoint."""
-    state: Any = formats.read(path, format="torch", portable=True).state
-    return Reading(state, *counted(found, state, counter))
 
 
 def counted(found: Found, state: Mapping[str, Any], counter: str) -> tuple[int, tuple[str, ...]]:
