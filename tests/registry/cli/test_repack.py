@@ -136,7 +136,8 @@ def test_who_is_overtaken_is_told(
     assert "in vain" not in again
 
 
-def test_bases_that_nothing_needs_go(call: Call, url: str) -> None:
+def save_deltas(url: str) -> None:
+    """Save a tensor as a base and three deltas, each of the one before."""
     with holdfast.open(url) as opened:
         run = opened.create_run("plain", seed=1)
         values = np.random.default_rng(1).normal(size=50_000)
@@ -147,7 +148,12 @@ def test_bases_that_nothing_needs_go(call: Call, url: str) -> None:
                 step=step,
                 storing=Storing(compression="zstd", keyframe_every=8),
             )
-        run.retention.prune(Retention(last=1))
+
+
+def test_bases_that_nothing_needs_go(call: Call, url: str) -> None:
+    save_deltas(url)
+    with holdfast.open(url) as opened:
+        opened.run("plain").retention.prune(Retention(last=1))
     told = call("repack", "plain").stdout
     assert "re-encoded    1 chunk, " in told
     assert "bases left    3 bases of deltas, " in told
@@ -155,16 +161,7 @@ def test_bases_that_nothing_needs_go(call: Call, url: str) -> None:
 
 
 def test_a_chain_is_cut(call_json: CallJson, url: str) -> None:
-    with holdfast.open(url) as opened:
-        run = opened.create_run("plain", seed=1)
-        values = np.random.default_rng(1).normal(size=50_000)
-        for step in range(4):
-            values[step] = step
-            run.save(
-                {"model": {"w": values}},
-                step=step,
-                storing=Storing(compression="zstd", keyframe_every=8),
-            )
+    save_deltas(url)
     assert call_json("repack", "plain", "--keyframe-every", "2")["recoded_chunks"] == 1
     assert call_json("repack", "plain", "--keyframe-every", "1")["recoded_chunks"] == 2
 
