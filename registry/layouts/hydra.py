@@ -119,7 +119,8 @@ def _noted_record(stored: Stored) -> Mapping[str, Any] | None:
 
 
 def _file(path: str, stored: Stored, record: Mapping[str, Any] | None = None) -> StateFile:
-    n = getattr(stored, "n", "")  # keys of the commit are part of the file
+    # Keys of the commit are part of the file.
+    n = stored.handle.n if isinstance(stored, Checkpoint) else ""
     key = f"{n}:{stored.digest}"
     as_record = f"{path.removesuffix(_TORCH)}.mpk"
     if {"metadata", "item"} <= {*stored.components}:

@@ -155,6 +155,21 @@ def test_changed_file_is_not_replaced(andrea: Run, tmp_path: Path) -> None:
     assert (tmp_path / "run.loss.json").read_text() == "mine"
 
 
+def test_a_file_whose_keys_the_commit_has_is_written_again_for_another_commit(
+    reg: Registry, tmp_path: Path
+) -> None:
+    run = reg.create_run("r", preset=load_preset("hydra").changed(transitions=()))
+    first = run.save(hydra_state(1, 10, 3.0), step=10, phase=1)
+    second = run.save(hydra_state(1, 20, 4.0), step=20, phase=1)
+    run.exchange.checkout(tmp_path)
+    run.restore(at=first)
+    again = run.save(hydra_state(1, 20, 4.0) | {"timestamp": 7}, step=20, phase=1)
+    assert again.digest == second.digest
+    path = "phase1/checkpoints/ckpt_phase1_step00000020.pt"
+    assert path in run.exchange.checkout(tmp_path).written
+    assert torch.load(tmp_path / path, weights_only=True)["timestamp"] == 7
+
+
 def test_files_of_others_stay(andrea: Run, tmp_path: Path) -> None:
     (tmp_path / "step_000100.bin").write_bytes(b"theirs")
     (tmp_path / "notes.txt").touch()
