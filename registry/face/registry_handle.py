@@ -80,7 +80,11 @@ class RegistryHandle:
         log = RunLog(self.store, check_run_id(name))
         log.open(check_head=not by_id)
         if must_exist and log.run.commits == 0:
-            hint = near(name, list_runs(self.store)) if self.suggests else None
+            listed = Hint(
+                "`reg.run_names()` lists the runs; `reg.run(name, create=True)` begins one.",
+                "`holdfast run ls` lists the runs.",
+            )
+            hint = (near(name, list_runs(self.store)) or listed) if self.suggests else None
             raise NotFound("no such run", where=f"{self.url}: {name}", hint=hint)
         return log
 

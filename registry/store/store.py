@@ -16,6 +16,7 @@ from holdfast.registry import pytree
 from holdfast.registry.errors import (
     Conflict,
     Damaged,
+    Hint,
     Malformed,
     MissingObject,
     NotFound,
@@ -313,7 +314,10 @@ def create_config(
         raise Conflict(
             "a registry exists here already",
             where=backend.url,
-            hint="Open it with `open` instead of `init`, or use another folder or prefix.",
+            hint=Hint(
+                "Open it with `holdfast.open`, or use another folder or prefix.",
+                "Name it with `--registry`, or use another folder or prefix.",
+            ),
         )
     return config
 
@@ -328,7 +332,10 @@ def read_config(backend: Backend) -> RegistryConfig:
             "not a registry",
             where=backend.url,
             expected=CONFIG,
-            hint=f"Create one with `holdfast init {backend.url}`, or check the name.",
+            hint=Hint(
+                f"Create one with `holdfast.init('{backend.url}')`, or check the name.",
+                f"Create one with `holdfast init {backend.url}`, or check the name.",
+            ),
         ) from None  # a short traceback for a usual mistake: there is no more to say
     (line, *_) = split_lines(data, where=where)
     if b'"format":"holdfast.registry/1"' not in line:

@@ -84,7 +84,7 @@ def saved(run):
 
 def test_bad_input_01_not_a_registry():
     backend = MemoryBackend("nothing-here")
-    said = ("memory://nothing-here", "not a registry", "registry.json", "holdfast init")
+    said = ("memory://nothing-here", "not a registry", "registry.json", "holdfast.init(")
     with refused(backend, NotFound, *said, exit_code=4):
         open_on(backend)
 
@@ -212,6 +212,8 @@ def test_bad_input_16_run_name(reg, backend, name):
 def test_bad_input_17_run_absent(reg, backend, run):
     with refused(backend, NotFound, "runn", "no such run", "Did you mean 'run'?", exit_code=4):
         reg.run("runn")
+    with refused(backend, NotFound, "other", "`reg.run(name, create=True)`", exit_code=4):
+        reg.run("other")
 
 
 @pytest.mark.parametrize(

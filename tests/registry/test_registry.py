@@ -261,7 +261,7 @@ def test_unknown_places_are_refused():
 
 
 def test_opening_nothing_says_how_to_make_it(tmp_path):
-    with pytest.raises(NotFound, match=r"not a registry; expected registry\.json.*holdfast init"):
+    with pytest.raises(NotFound, match=r"not a registry; expected registry\.json.*`holdfast\.init"):
         holdfast.open(tmp_path)
 
 

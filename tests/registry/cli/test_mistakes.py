@@ -86,6 +86,7 @@ MISTAKES = (
     ("release publish digits v2", 3, "Leave out the 'v'"),
     ("bisect digits --good digits --bad digits --metric foo", 2, "such as 'loss>2.5'"),
     # Runs and registries
+    ("ls other", 4, "`holdfast run ls` lists the runs"),
     ("run create digits", 5, "Choose another name"),
     ("run create x --monitor loss", 2, "METRIC:min or METRIC:max"),
     ("run create x --preset defalt", 4, "Did you mean 'default'?"),
@@ -96,7 +97,7 @@ MISTAKES = (
     ("undo digits main/step500", 4, "a checkpoint that is kept"),
     ("ls -r nope", 4, "Create one with `holdfast init"),
     ("ls -r s3://", 3, "expected s3://BUCKET/PREFIX"),
-    ("init reg", 5, "a registry exists here already"),
+    ("init reg", 5, "Name it with `--registry`"),
     ("sync reg", 2, "missing argument 'DST'"),
 )
 
