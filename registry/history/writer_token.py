@@ -18,6 +18,7 @@ from holdfast.registry.values import Digest, host_name
 _LOGGER = logging.getLogger("holdfast")
 _RESTORE = "Continue its training, which restores its newest checkpoint."
 TRAIN_ON = Hint("Call `run.restore()` to continue from its newest checkpoint.", _RESTORE)
+_GO_ON = Hint("To go on with this one, call `run.restore()`: it loads the newest checkpoint.")
 
 
 class WriterToken:
@@ -174,7 +175,7 @@ class WriterToken:
             )
         check_not_completed(run)
         if takes_over and self._taken and self.is_fenced(run):
-            raise self._fenced(run, "Stop this process; its earlier saves are kept.")
+            raise self._fenced(run, "Stop one of the two; what both have saved is kept.", _GO_ON)
 
     def check_alone(self, run: RunManifest) -> None:
         """Refuse a trainer that found nothing to restore, if another one has saved since."""
@@ -182,15 +183,16 @@ class WriterToken:
             hint = "Two trainers of this run were started. Stop one; started again, it continues"
             raise self._fenced(run, f"{hint} from what was saved.")
 
-    def _fenced(self, run: RunManifest, hint: str) -> Fenced:
+    def _fenced(self, run: RunManifest, *hints: str | Hint) -> Fenced:
         winner = run.writer
         if winner is not None and winner.host == host_name():
-            hint += " Or a fork of this process saved, such as a worker of a DataLoader."
+            child = "Perhaps a child of this process saved, such as a worker of a DataLoader."
+            hints = (*hints, child)
         return Fenced(
             "another trainer has taken this run over",
             where=self._run_id,
             found=f"{winner.host} at {format_time(winner.time_ms)}" if winner else None,
-            hint=hint,
+            hint=Hint.of(*hints),
         )
 
     def base_order(self, run: RunManifest) -> Iterator[Digest]:

@@ -40,3 +40,19 @@ def test_a_dropped_run_is_refused_where_it_is_opened_to_train(reg, backend, open
     with pytest.raises(Conflict, match=r"the run was dropped.*dropped for the reason 'bad'"):
         open_registry(backend).run("run", create=True)
     assert open_registry(backend).run("run").manifest.dropped == "bad"
+
+
+def test_a_fenced_trainer_goes_on_as_its_message_says(reg, backend, open_registry) -> None:
+    first = reg.create_run("run")
+    first.save(state(0), step=1)
+    other = open_registry(backend).run("run")
+    other.restore()
+    other.save(state(1), step=2)
+    with pytest.raises(Fenced) as refused:
+        first.save(state(2), step=2)
+    assert "To go on with this one, call `run.restore()`" in str(refused.value.hint)
+    assert "Perhaps a child of this process saved" in str(refused.value.hint)
+    assert first.restore().checkpoint.step == 2
+    first.save(state(3), step=3)
+    with pytest.raises(Fenced):
+        other.save(state(4), step=3)
