@@ -112,7 +112,6 @@ if TYPE_CHECKING:
     from holdfast.registry.history.signatures import Signature as Signature
     from holdfast.registry.history.signatures import sign_commit as sign_commit
     from holdfast.registry.history.signatures import signatures_of as signatures_of
-    from holdfast.registry.history.signing_keys import PublicKey as PublicKey
     from holdfast.registry.history.signing_keys import SigningKey as SigningKey
     from holdfast.registry.history.signing_keys import trusted_keys as trusted_keys
     from holdfast.registry.history.slots import CommitSlot as CommitSlot

@@ -11,7 +11,7 @@ from holdfast.backends.escape import quoted
 from holdfast.registry.errors import RegistryError
 from holdfast.registry.history.log_values import decode_plain
 from holdfast.registry.objects import Component
-from holdfast.registry.pytree import Trail, component, leaf_kinds, segment
+from holdfast.registry.pytree import Trail, component_path, leaf_kinds, segment
 from holdfast.registry.values import Json, canonical, counted
 
 ValueKind = Literal["changed", "added", "removed"]
@@ -68,7 +68,7 @@ def plain_values(parts: Mapping[str, Component]) -> dict[str, Json]:
     """Return the plain values of components by path, encoded as in the manifest."""
     found: dict[str, Json] = {}
     for name, part in parts.items():
-        _collect(Trail(component(name)), part.skeleton, found)
+        _collect(Trail(component_path(name)), part.skeleton, found)
     return found
 
 

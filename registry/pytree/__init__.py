@@ -85,8 +85,7 @@ if TYPE_CHECKING:
     from holdfast.registry.pytree.paths import Link as Link
     from holdfast.registry.pytree.paths import Trail as Trail
     from holdfast.registry.pytree.paths import clip as clip
-    from holdfast.registry.pytree.paths import component as component
-    from holdfast.registry.pytree.paths import component as component_path
+    from holdfast.registry.pytree.paths import component_path as component_path
     from holdfast.registry.pytree.paths import segment as segment
     from holdfast.registry.pytree.survey import ARRAY_TAGS as ARRAY_TAGS
     from holdfast.registry.pytree.survey import array_paths as array_paths
@@ -96,7 +95,7 @@ if TYPE_CHECKING:
     from holdfast.registry.pytree.survey import leaf_paths as leaf_paths
     from holdfast.registry.pytree.survey import portable_kinds as portable_kinds
     from holdfast.registry.pytree.tensor_bytes import TensorBytes as TensorBytes
-    from holdfast.registry.pytree.tensor_bytes import allocate as allocate_bytes
+    from holdfast.registry.pytree.tensor_bytes import allocate_bytes as allocate_bytes
     from holdfast.registry.pytree.tensor_bytes import as_torch as as_torch
     from holdfast.registry.pytree.traversal import is_array as is_array
     from holdfast.registry.pytree.traversal import rebuild as rebuild
@@ -106,51 +105,3 @@ if TYPE_CHECKING:
     from holdfast.registry.pytree.unflattening import unflatten_component as unflatten_component
 else:
     __getattr__ = at_first_use(__name__)
-
-
-__all__ = [
-    "ARRAY_TAGS",
-    "DICTS",
-    "Adapted",
-    "ArrayLeaf",
-    "Encoder",
-    "FlatComponent",
-    "FlatState",
-    "Handler",
-    "Link",
-    "NamedLeaf",
-    "TensorBytes",
-    "Trail",
-    "allocate",
-    "allocate_bytes",
-    "array_paths",
-    "as_torch",
-    "await_devices",
-    "by_path",
-    "check_arrays",
-    "check_values",
-    "clip",
-    "component",
-    "component_path",
-    "cut_down",
-    "describe",
-    "flatten",
-    "has_tags",
-    "is_array",
-    "leaf_kinds",
-    "leaf_paths",
-    "pairs_of",
-    "paths_bytes",
-    "portable_kinds",
-    "rebuild",
-    "register_adapter",
-    "registered",
-    "renumbered",
-    "segment",
-    "steps_at",
-    "unflatten",
-    "unflatten_component",
-    "unread",
-    "view_of",
-    "walk",
-]

@@ -56,7 +56,7 @@ def _allocator(kind: str) -> Callable[[str, tuple[int, ...]], Destination]:
     elif kind == "numpy":
         found = libraries.numpy_wrapper().allocate
     elif kind == "tensor":
-        found = tensor_bytes.allocate
+        found = tensor_bytes.allocate_bytes
     elif kind in ("bytes", "str"):
         found = _allocate_bytes
     else:

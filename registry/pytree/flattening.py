@@ -14,7 +14,7 @@ from holdfast.registry.errors import Malformed, UnsupportedValue
 from holdfast.registry.pytree import containers, libraries, scalars, tensor_bytes  # noqa: F401 - they register codecs
 from holdfast.registry.pytree.encoding import Encoder, has_state_dict, state_dict_of
 from holdfast.registry.pytree.leaves import ArrayLeaf
-from holdfast.registry.pytree.paths import clip, component, segment, shown
+from holdfast.registry.pytree.paths import clip, component_path, segment, shown
 from holdfast.registry.pytree.survey import ARRAY_TAGS
 from holdfast.registry.values import Json
 
@@ -130,7 +130,7 @@ def cut_down(
     Lists and tuples are kept as a whole, for their items have no names.
     """
     found: set[str] = set()
-    kept = _kept(component(name), skeleton, wanted, found)
+    kept = _kept(component_path(name), skeleton, wanted, found)
     if kept is None or found != set(wanted):
         return None
     return renumbered(name, kept[0], count)
@@ -148,7 +148,7 @@ def renumbered(name: str, node: Json, count: int) -> tuple[Json, list[int]]:
 
 def steps_at(name: str, skeleton: Json, path: str) -> tuple[int, list[str]] | None:
     """Return the depth of a dict in a component and the steps that lead on from it."""
-    here, depth = component(name), 1
+    here, depth = component_path(name), 1
     while here != path:
         for step, child in _named(here, skeleton):
             if path == step or path.startswith(f"{step}/"):

@@ -76,7 +76,7 @@ def segment(node: Json) -> str:
     return canonical.encode(node).decode()
 
 
-def component(name: str) -> str:
+def component_path(name: str) -> str:
     """Spell the name of a component as the first step; JSON only for a slash or a first quote."""
     if name and "/" not in name and name[0] != '"':
         return name
@@ -90,7 +90,7 @@ def join(link: Link) -> str:
     while parent is not None:
         steps.append(key.text if type(key) is OddKey else segment(key))
         parent, key = parent
-    steps.append(component(key))
+    steps.append(component_path(key))
     return "/".join(reversed(steps))
 
 

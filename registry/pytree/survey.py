@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from holdfast.registry.errors import Malformed
 from holdfast.registry.pytree.encoding import MAX_DEPTH
-from holdfast.registry.pytree.paths import Trail, clip, component, segment
+from holdfast.registry.pytree.paths import Trail, clip, component_path, segment
 from holdfast.registry.values import ITEM_SIZES, Budget, Json
 
 #: Tag of an array -> the type that it is rebuilt as.
@@ -89,7 +89,7 @@ def walk(
     somebody asks for its text.
     """
     expected = 0
-    path, tag, payload = Trail(component(name), None, budget), "", skeleton
+    path, tag, payload = Trail(component_path(name), None, budget), "", skeleton
     # The nodes of each container around the present one that are still to come.
     levels = [(path, tag, payload, iter([(_SAME, skeleton)]))]
     while levels:

@@ -36,7 +36,7 @@ class TensorBytes:
             )
 
 
-def allocate(dtype: str, shape: tuple[int, ...]) -> tuple[TensorBytes, memoryview]:
+def allocate_bytes(dtype: str, shape: tuple[int, ...]) -> tuple[TensorBytes, memoryview]:
     """Return a new tensor and its bytes, not cleared."""
     nbytes = math.prod(shape) * item_size(dtype)
     try:

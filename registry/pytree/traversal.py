@@ -17,7 +17,7 @@ from holdfast.registry.errors import IncompatibleState
 from holdfast.registry.pytree import containers, libraries, refusals, scalars, tensor_bytes  # noqa: F401 - they register codecs
 from holdfast.registry.pytree.arrays import describe
 from holdfast.registry.pytree.encoding import Encoder, has_state_dict, state_dict_of
-from holdfast.registry.pytree.paths import OddKey, Trail, component, segment
+from holdfast.registry.pytree.paths import OddKey, Trail, component_path, segment
 from holdfast.registry.values import FLOATING
 
 #: `visit` returns this for a leaf to drop.
@@ -28,7 +28,7 @@ _DICTS = (dict, OrderedDict, defaultdict)
 
 def walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield every leaf of a component with its path; objects are replaced by `state_dict()`."""
-    yield from _walk(Trail(component(name)), value)
+    yield from _walk(Trail(component_path(name)), value)
 
 
 def rebuild(name: str, value: Any, visit: Callable[[str, Any], Any]) -> Any:
@@ -37,7 +37,7 @@ def rebuild(name: str, value: Any, visit: Callable[[str, Any], Any]) -> Any:
     Containers are new and of the same types. A container that becomes empty is dropped too. Returns
     `DROP` if nothing is left.
     """
-    return _rebuild(Trail(component(name)), value, visit)
+    return _rebuild(Trail(component_path(name)), value, visit)
 
 
 def is_array(leaf: Any) -> bool:

@@ -20,15 +20,6 @@ from holdfast.backends.escape import shown
 from holdfast.registry.errors import IncompatibleState, InvalidInput, RegistryError
 from holdfast.registry.pytree import clip
 
-__all__ = [
-    "MIGRATIONS",
-    "CannotMigrate",
-    "LossyMigration",
-    "Migrations",
-    "Version",
-    "register_migration",
-]
-
 Version = int | str
 Migrate = Callable[[dict[str, Any]], dict[str, Any]]
 

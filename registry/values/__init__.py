@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
+    from holdfast.backends.limits import max_record_bytes as max_record_bytes
     from holdfast.registry.values.amounts import abridged as abridged
     from holdfast.registry.values.amounts import age as age
     from holdfast.registry.values.amounts import counted as counted
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
     from holdfast.registry.values.parse_limits import check_bytes as check_bytes
     from holdfast.registry.values.parse_limits import check_json as check_json
     from holdfast.registry.values.parse_limits import json_bytes as json_bytes
-    from holdfast.registry.values.parse_limits import max_record_bytes as max_record_bytes
     from holdfast.registry.values.parse_limits import taking_turns as taking_turns
     from holdfast.registry.values.path_names import check_path_name as check_path_name
     from holdfast.registry.values.path_names import check_path_names as check_path_names

@@ -15,26 +15,8 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Any, NoReturn
 
-from holdfast.backends.limits import DEFAULT_BYTES, VARIABLE, max_record_bytes
+from holdfast.backends.limits import VARIABLE, max_record_bytes
 from holdfast.registry.errors import BeyondLimit, RegistryError
-
-__all__ = [
-    "CHARACTER_BYTES",
-    "DEFAULT_BYTES",
-    "HEAVIEST",
-    "LISTED_BYTES",
-    "MOST_EQUAL",
-    "PATH_BYTES",
-    "ROW_BYTES",
-    "VARIABLE",
-    "Budget",
-    "KeyHashes",
-    "check_bytes",
-    "check_json",
-    "json_bytes",
-    "max_record_bytes",
-    "taking_turns",
-]
 
 #: Bytes of memory that Python needs for each of these pieces of JSON: an object, a list, an item
 #: after a comma, half a string. A key costs less, since Python keeps one copy of equal keys. An

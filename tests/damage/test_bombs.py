@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import holdfast
+from holdfast.backends import limits
 from holdfast.backends.local.backend import LocalBackend
 from holdfast.registry.errors import (
     BeyondLimit,
@@ -56,13 +57,13 @@ def planted(tmp_path_factory) -> tuple[Path, Digest]:
 @pytest.mark.parametrize("act", ACTS)
 def test_a_manifest_of_a_thousand_times_its_size_is_refused_unparsed(act, planted, monkeypatch):
     folder, digest = planted
-    monkeypatch.setenv(parse_limits.VARIABLE, str(128 * MIB))
+    monkeypatch.setenv(limits.VARIABLE, str(128 * MIB))
     grown, said = read_apart(folder, act)
     assert grown < 100
     assert f"{digest.hex()}.0: parsing it would take too much memory" in said
     if act != "verify":
         assert said.startswith("BeyondLimit ")
-        assert parse_limits.VARIABLE in said
+        assert limits.VARIABLE in said
 
 
 @pytest.mark.parametrize("value", VALUES)
@@ -73,7 +74,7 @@ def test_values_are_weighed_by_what_they_take(value, monkeypatch):
     taken = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(parsed) == 100_000
-    monkeypatch.setenv(parse_limits.VARIABLE, str(taken))
+    monkeypatch.setenv(limits.VARIABLE, str(taken))
     with pytest.raises(BeyondLimit, match="x: parsing it would take too much memory"):
         canonical.parse(data, where="x")
 
@@ -105,7 +106,7 @@ def test_rows_of_a_placement_are_weighed(monkeypatch):
     data = wrap_frame(content)
     assert len(data) < 500
     assert len(Placement.decode(data, Digest.of(content), where="x").rows) == count
-    monkeypatch.setenv(parse_limits.VARIABLE, str(MIB))
+    monkeypatch.setenv(limits.VARIABLE, str(MIB))
     with pytest.raises(BeyondLimit, match=f"reading {count} rows"):
         Placement.decode(data, Digest.of(content), where="x")
 
@@ -129,7 +130,7 @@ def test_digests_of_a_list_are_weighed_before_the_list_is_read(tmp_path):
 def test_lines_are_weighed(monkeypatch):
     data = join_lines([b""] * 20_000)
     assert len(split_lines(data, where="x")) == 20_000
-    monkeypatch.setenv(parse_limits.VARIABLE, str(MIB))
+    monkeypatch.setenv(limits.VARIABLE, str(MIB))
     with pytest.raises(BeyondLimit, match="x: reading its lines"):
         split_lines(data, where="x")
 
@@ -191,7 +192,7 @@ def test_a_manifest_of_a_million_tensors_is_within_the_default():
     entry = canonical.encode(
         TensorEntry("bfloat16", (4096, 4096), chunks=(Digest(bytes(32)),) * 8).to_json()
     )
-    assert 10**5 * 8 * parse_limits.ROW_BYTES < parse_limits.DEFAULT_BYTES
+    assert 10**5 * 8 * parse_limits.ROW_BYTES < limits.DEFAULT_BYTES
     tensors = repeated(entry, 10**5)
     parse_limits.check_json(tensors, where="100,000 tensors of 32 MiB")
     small = canonical.encode(TensorEntry("float32", (256,), chunks=(Digest(bytes(32)),)).to_json())
@@ -213,7 +214,7 @@ LONG, TENSORS = "k" * 500_000, 500
 
 def test_paths_of_a_manifest_are_counted_before_they_are_spelled(tmp_path, monkeypatch):
     """A long key above hundreds of tensors would be spelled for each of them."""
-    monkeypatch.setenv(parse_limits.VARIABLE, str(64 * MIB))
+    monkeypatch.setenv(limits.VARIABLE, str(64 * MIB))
     skeleton = {"d": [[LONG, {"d": [[str(i), {"t": i}] for i in range(TENSORS)]}]]}
     entry = TensorEntry("uint8", (1,), inline=b"a").to_json()
     plant(tmp_path / "r", sealed(canonical.encode(skeleton), canonical.encode([entry] * TENSORS)))

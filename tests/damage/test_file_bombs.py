@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.registry.values.parse_limits import VARIABLE
+from holdfast.backends.limits import VARIABLE
 from tests.support import attacks
 
 MIB = 2**20

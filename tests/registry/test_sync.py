@@ -457,7 +457,7 @@ class Mirrored:
         return {run.run_id: run.commits for run in report.runs}
 
     def memory(self) -> Path:
-        name = folder.beside(folder.file_name(parse(self.dst)), ".synced")
+        name = folder.beside(folder.place_name(parse(self.dst)), ".synced")
         return Path(folder.state_folder()) / name
 
     def mark_all(self, place: Path) -> None:

@@ -37,23 +37,6 @@ else:
     __getattr__ = at_first_use(__name__)
 
 
-__all__ = [
-    "BITS",
-    "DOCUMENT",
-    "STATE_ATTRIBUTE",
-    "ArrayLayout",
-    "ArrayNode",
-    "ZarrLayout",
-    "array_v2",
-    "array_v3",
-    "check_version",
-    "is_position",
-    "native_types",
-    "open_zarr",
-    "read_zarr_array",
-]
-
-
 def open_zarr(source: Source, ref: str, digest: Digest, tensors: Mapping[str, TensorEntry]) -> Any:
     """Return a state as a read-only `zarr.Group`."""
     try:

@@ -95,23 +95,3 @@ def codec_name(number: int, *, where: str) -> str:
             "codec not allowed", where=where, expected=f"0..{len(CODECS) - 1}", found=number
         )
     return CODECS[number]
-
-
-__all__ = [
-    "AUTO",
-    "CODECS",
-    "COMPRESSIONS",
-    "LZ4",
-    "PLANES",
-    "RAW",
-    "ZSTD",
-    "Compression",
-    "check_compression",
-    "codec_name",
-    "codec_number",
-    "decode",
-    "encode",
-    "for_type",
-    "join",
-    "stored_as",
-]

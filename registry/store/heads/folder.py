@@ -164,7 +164,7 @@ def state_folder() -> str | None:
     return os.path.join(base, "holdfast", "heads") if os.path.isabs(base) else None
 
 
-def file_name(location: Location) -> str:
+def place_name(location: Location) -> str:
     """Return the name of a registry's file.
 
     The name depends on the machine for a folder: another machine with the same home folder may have

@@ -40,7 +40,7 @@ class Heads:
         #: Functions that write files beside this one; `write` calls them.
         self.beside: list[Callable[[], None]] = []
         self._path = path
-        self._name = folder.file_name(location)
+        self._name = folder.place_name(location)
         self._registry = ""
         self._kept = self._read(partial(folder.read, path))
         self._epoch = self._kept.epoch if self._kept else 0
@@ -220,7 +220,7 @@ def open_heads(location: Location, *, wanted: bool = True) -> Heads | None:
 
 def forget(location: Location) -> bool:
     """Forget the heads of the registry at a location; return whether there were any."""
-    name, path = folder.file_name(location), folder.state_folder()
+    name, path = folder.place_name(location), folder.state_folder()
     return path is not None and _forget(path, name)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from holdfast.backends import limits
 from holdfast.registry import formats
 from holdfast.registry.errors import IncompatibleState
-from holdfast.registry.values import parse_limits
 from tests.formats.hostile.refusing import Refuse
 
 
@@ -148,7 +148,7 @@ def test_a_directory_that_would_fill_the_memory_is_not_listed(
     tmp_path: Path, refuse: Refuse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "x.npz").write_bytes(archive(*((f"{n}.npy", SOUND) for n in range(2000))))
-    monkeypatch.setenv(parse_limits.VARIABLE, "1000000")
+    monkeypatch.setenv(limits.VARIABLE, "1000000")
     refuse(tmp_path / "x.npz", "listing it would take too much memory")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.registry.values import parse_limits
+from holdfast.backends import limits
 from tests.formats.hostile.refusing import Refuse
 
 F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -100,6 +100,6 @@ def test_a_header_that_would_fill_the_memory_is_not_parsed(
 ) -> None:
     (tmp_path / "x.safetensors").write_bytes(build(b"[%b]" % b",".join([b"[]"] * 100_000)))
     refuse(tmp_path / "x.safetensors", "the header is no object")
-    monkeypatch.setenv(parse_limits.VARIABLE, "1000000")
-    message = "parsing it would take too much memory.*" + parse_limits.VARIABLE
+    monkeypatch.setenv(limits.VARIABLE, "1000000")
+    message = "parsing it would take too much memory.*" + limits.VARIABLE
     refuse(tmp_path / "x.safetensors", message)

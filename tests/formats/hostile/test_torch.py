@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
+from holdfast.backends import limits
 from holdfast.registry import formats
 from holdfast.registry.errors import UnsupportedValue
-from holdfast.registry.values import parse_limits
 from tests.formats.hostile.refusing import Refuse
 from tests.support.foreign import Calls
 
@@ -158,7 +158,7 @@ def test_a_pickle_of_more_objects_than_memory(
     lists = b"\x80\x02}X\x01\0\0\0x](" + b"]" * 100_000 + b"es."
     repack(tmp_path / "x.pt", replace={"data.pkl": lists})
     assert len(formats.read(tmp_path / "x.pt").state["x"]) == 100_000
-    monkeypatch.setenv(parse_limits.VARIABLE, "1000000")
+    monkeypatch.setenv(limits.VARIABLE, "1000000")
     refuse(tmp_path / "x.pt", "unpickling it would take too much memory")
 
 

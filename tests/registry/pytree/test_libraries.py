@@ -7,7 +7,10 @@ import sys
 
 import holdfast
 import holdfast.registry.pytree
+from holdfast.registry.values.first_use import _listed
 
+NAMES = sorted(_listed("holdfast.registry.pytree"))
+EVERYTHING = f"from holdfast.registry.pytree import {', '.join(NAMES)}\n"
 #: Imports holdfast.registry.pytree without the rest of the registry.
 ALONE = (
     "import sys, types, holdfast\n"
@@ -24,8 +27,7 @@ def run(code):
 
 def test_importing_and_plain_states_need_neither():
     run(
-        ALONE + "from holdfast.registry.pytree import *\n"
-        "flat = flatten({'a': {'x': 1.5, 'b': b'x' * 9999}})\n"
+        ALONE + EVERYTHING + "flat = flatten({'a': {'x': 1.5, 'b': b'x' * 9999}})\n"
         "[c] = flat.components; data = bytearray(c.leaves[0].buffer())\n"
         "assert unflatten('dict', [('a', c.skeleton, [data])])['a']['b'] == b'x' * 9999\n"
         "assert not {'torch', 'numpy'} & set(sys.modules)"
@@ -35,8 +37,9 @@ def test_importing_and_plain_states_need_neither():
 def test_numpy_states_need_no_torch():
     run(
         "import sys; sys.modules['torch'] = None\n"
-        "import numpy as np; from holdfast.registry.pytree import *\n"
-        "[c] = flatten({'a': [np.arange(3), np.float32(2)]}).components\n"
+        "import numpy as np\n"
+        + EVERYTHING
+        + "[c] = flatten({'a': [np.arange(3), np.float32(2)]}).components\n"
         "array, view = allocate('int64', (3,), 'numpy'); view[:] = c.leaves[0].buffer()\n"
         "value = unflatten_component(c.skeleton, [array])\n"
         "assert value[0].tolist() == [0, 1, 2] and type(value[1]) is np.float32"
@@ -46,8 +49,8 @@ def test_numpy_states_need_no_torch():
 def test_torch_states_without_torch_name_the_remedy():
     run(
         "import sys; sys.modules['torch'] = None\n"
-        "from holdfast.registry.pytree import *\n"
-        "from holdfast.registry.errors import IncompatibleState\n"
+        + EVERYTHING
+        + "from holdfast.registry.errors import IncompatibleState\n"
         "assert leaf_kinds({'t': 0}) == {0: 'torch'}\n"
         "for act in (lambda: unflatten_component({'ts': [1]}, []),\n"
         "            lambda: allocate('int8', (1,), 'torch')):\n"
@@ -60,8 +63,8 @@ def test_torch_states_without_torch_name_the_remedy():
 def test_ml_dtypes_scalars_without_ml_dtypes_name_the_remedy():
     run(
         "import sys; sys.modules['ml_dtypes'] = None\n"
-        "from holdfast.registry.pytree import *\n"
-        "from holdfast.registry.errors import IncompatibleState\n"
+        + EVERYTHING
+        + "from holdfast.registry.errors import IncompatibleState\n"
         "try: unflatten_component({'ns': ['bfloat16', '803f']}, [])\n"
         "except IncompatibleState as error: assert 'ml_dtypes' in str(error)\n"
         "else: raise SystemExit(1)"
@@ -70,12 +73,11 @@ def test_ml_dtypes_scalars_without_ml_dtypes_name_the_remedy():
 
 def test_a_library_imported_later_is_noticed():
     run(
-        "from holdfast.registry.pytree import *; flatten({'a': 1})\n"
+        EVERYTHING + "flatten({'a': 1})\n"
         "import torch; assert flatten({'a': torch.ones(1)}).components[0].is_bare"
     )
 
 
 def test_exports():
-    names = holdfast.registry.pytree.__all__
-    assert len(names) == len({*names})
-    assert all(hasattr(holdfast.registry.pytree, name) for name in names)
+    assert {"flatten", "unflatten"} <= {*NAMES}
+    assert all(hasattr(holdfast.registry.pytree, name) for name in NAMES)

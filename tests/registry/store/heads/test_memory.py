@@ -121,7 +121,7 @@ def test_links_are_not_followed(kept, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     note(heads(), "night", 2)
     only(kept).rename(elsewhere)
-    name = Path(folder.file_name(PLACE))
+    name = Path(folder.place_name(PLACE))
     (kept / name).symlink_to(elsewhere)
     before = elsewhere.read_bytes()
     assert heads().seen("night") is None
@@ -179,15 +179,15 @@ def test_it_can_be_turned_off(kept, tmp_path, monkeypatch):
 def test_places_of_one_name_are_kept_apart(monkeypatch):
     """A folder is one of this machine; a bucket one of the server that the environment names."""
     local = parse("/data/registry")
-    names = {folder.file_name(local), folder.file_name(PLACE)}
+    names = {folder.place_name(local), folder.place_name(PLACE)}
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(folder, "host_name", lambda: "another")
-        names.add(folder.file_name(local))
-        assert folder.file_name(PLACE) in names
+        names.add(folder.place_name(local))
+        assert folder.place_name(PLACE) in names
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://s3.example.org")
-    names.add(folder.file_name(PLACE))
+    names.add(folder.place_name(PLACE))
     assert len(names) == 4
-    assert folder.file_name(local) in names
+    assert folder.place_name(local) in names
 
 
 def test_saving_writes_them_now_and_then_and_the_end_of_a_program_the_last(tmp_path, kept):
@@ -243,10 +243,10 @@ def test_trust_says_whether_anything_was_remembered(tmp_path, monkeypatch):
 
 def test_each_server_of_a_store_has_a_file_of_its_own(monkeypatch):
     at = parse("az://container/prefix")
-    names = {folder.file_name(at._replace(server=server)) for server in ("", "a.net", "b.net")}
+    names = {folder.place_name(at._replace(server=server)) for server in ("", "a.net", "b.net")}
     assert len(names) == 3
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://elsewhere")
-    assert folder.file_name(at._replace(server="a.net")) in names
+    assert folder.place_name(at._replace(server="a.net")) in names
 
 
 def test_accounts_and_endpoints_have_heads_of_their_own():
@@ -256,7 +256,7 @@ def test_accounts_and_endpoints_have_heads_of_their_own():
     def name(url, transport=None, **options):
         address = Address(url, options or None, transport=transport)
         with closing(address.open()) as store:
-            return folder.file_name(address.location(store))
+            return folder.place_name(address.location(store))
 
     key = "bm8gc2VjcmV0"
     accounts = {name("az://container/x", account_name=one, account_key=key) for one in ("a", "b")}
@@ -271,10 +271,10 @@ def test_accounts_and_endpoints_have_heads_of_their_own():
             name(place, "s3fs", client_kwargs={"endpoint_url": server}),
             name(f"{place}?endpoint_url={server}", "s3fs"),
             name(f"{place}?endpoint_url={server}"),
-            folder.file_name(parse(f"{place}?endpoint_url={server}")),
+            folder.place_name(parse(f"{place}?endpoint_url={server}")),
         }
         assert len(ways) == 1
         names |= ways
     assert len(names) == 2
     # The names of earlier files are found.
-    assert name(place) == folder.file_name(parse(place))
+    assert name(place) == folder.place_name(parse(place))
