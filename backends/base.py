@@ -385,16 +385,21 @@ def body_bytes(body: Body) -> int:
     return body.size_bytes if isinstance(body, Unfinished) else sum(map(len, as_buffers(body)))
 
 
+def truncated(where: str, stop: int, found_bytes: int) -> ObjectTruncated:
+    """Return the error for an object that is shorter than a range of it."""
+    return ObjectTruncated(
+        "the object ends before the range does",
+        where=where,
+        expected=f"at least {stop} bytes",
+        found=f"{found_bytes} bytes",
+    )
+
+
 def cut(key: str, held: bytes, byte_range: ByteRange, into: Sequence[memoryview] | None) -> bytes:
     """Return the result of a ranged `get` for an object whose bytes are in memory."""
     views = check_into(byte_range, into)
     if byte_range.stop > len(held):
-        raise ObjectTruncated(
-            "the object ends before the range does",
-            where=key,
-            expected=f"at least {byte_range.stop} bytes",
-            found=f"{len(held)} bytes",
-        )
+        raise truncated(key, byte_range.stop, len(held))
     if into is None:
         return held[byte_range.start : byte_range.stop]
     position = byte_range.start

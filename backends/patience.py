@@ -1,4 +1,4 @@
-"""The patience with a store: attempts, pauses and deadlines of one call."""
+"""The patience with a store: attempts, pauses and deadlines of one call, and its errors."""
 
 from __future__ import annotations
 
@@ -15,6 +15,35 @@ TIMEOUT = "HOLDFAST_S3_TIMEOUT"
 LEAST_RATE = "HOLDFAST_S3_LEAST_RATE"
 #: The first advice if nobody answers.
 UNREACHED = "Check the endpoint (its name and port) and the network (DNS, routes, proxies). "
+
+
+def doubt(writes: bool) -> str:
+    """Return the end of a hint: the outcome of a write that has no answer is not known."""
+    return "; it is not known whether the write was done" if writes else ""
+
+
+def unanswered(
+    said: str, where: str, *, writes: bool = False, advice: str = UNREACHED
+) -> StoreUnavailable:
+    """Return the error for an answer that did not come, or cannot be used."""
+    return StoreUnavailable(
+        "the store gave no usable answer, even after retries",
+        where=where,
+        found=said,
+        hint=f"{advice}Try again later{doubt(writes)}.",
+    )
+
+
+def not_proven(said: str, where: str, *, writes: bool = False) -> StoreUnavailable:
+    """Return the error for an answer that a proxy or a login page may have given."""
+    return StoreUnavailable(
+        "something between here and the store answered the request, even after retries",
+        where=where,
+        expected="an answer that only the store can give",
+        found=said,
+        hint="Look for a proxy, a login page of the network or a wrong endpoint, and try again"
+        f"{doubt(writes)}.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from holdfast.backends.errors import StoreUnavailable
-from holdfast.backends.patience import UNREACHED, Patience
+from holdfast.backends.patience import UNREACHED, Patience, doubt
 
 #: After this many seconds without enough bytes a line is logged.
 TELL_AFTER_S = 5.0
@@ -157,7 +157,7 @@ class Wait:
             f" within {self._ends_s - self._began_s:.3g} s",
             found=f"{self.moved_bytes or 'no'} bytes in {time.monotonic() - self._began_s:.1f} s",
             hint=f"{UNREACHED}Try again later, or allow more time ({self._limit})"
-            + ("; it is not known whether the write was done." if self._writes else "."),
+            f"{doubt(self._writes)}.",
         )
 
 

@@ -36,8 +36,8 @@ from holdfast.backends.errors import (
     ObjectTruncated,
     StorageError,
 )
-from holdfast.backends.fsspec.dialect import Call, Dialect, Page, Query, not_proven, unanswered
-from holdfast.backends.patience import Patience
+from holdfast.backends.fsspec.dialect import BucketDialect, Call, Page, Query, said
+from holdfast.backends.patience import Patience, not_proven, unanswered
 from holdfast.backends.s3.proof import NotProven
 
 _CONNECT_S = 10.0
@@ -50,7 +50,7 @@ _HOW_TO_LOG_IN = (
 )
 
 
-class AzureDialect(Dialect):
+class AzureDialect(BucketDialect):
     """adlfs."""
 
     log_in = _HOW_TO_LOG_IN
@@ -78,19 +78,14 @@ class AzureDialect(Dialect):
             if hasattr(policy, "_response_callback"):
                 policy._response_callback = _check_raw
 
-    def split(self, fs: Any, root: str) -> tuple[str, str]:
-        """Return container and prefix."""
-        container, prefix, _ = fs.split_path(root)
-        return container, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-
     def server(self, fs: Any) -> str:
         """Return the address of the account: containers of two accounts may have one name."""
         return str(fs.service_client.primary_hostname)
 
     def says_exists(self, error: Exception) -> bool:
         """Return whether the blob exists; adlfs raises the same error for other conflicts."""
-        said = error.__context__
-        return isinstance(said, ResourceExistsError) and _code(said) == "BlobAlreadyExists"
+        cause = error.__context__
+        return isinstance(cause, ResourceExistsError) and _code(cause) == "BlobAlreadyExists"
 
     def stat(self, call: Call, path: str) -> ObjectInfo:
         """Return size and time; adlfs itself does not name the absent object."""
@@ -113,22 +108,23 @@ class AzureDialect(Dialect):
             raise _of_azure(error, where, writes) from error
         except Exception as error:
             cause = error.__cause__ or error.__context__
-            if isinstance(said := cause if isinstance(cause, NotProven) else error, NotProven):
-                raise not_proven(str(said), where, writes=writes) from error
+            unproven = cause if isinstance(cause, NotProven) else error
+            if isinstance(unproven, NotProven):
+                raise not_proven(str(unproven), where, writes=writes) from error
             if isinstance(cause, AzureError):
                 raise _of_azure(cause, where, writes) from error
             if isinstance(error, ValueError) and _CLOSED not in str(error):
                 raise InvalidLocation(
-                    "not a location of Azure", where=where, found=_said(error)
+                    "not a location of Azure", where=where, found=said(error)
                 ) from error
-            raise unanswered(_said(error), where, writes=writes) from error
+            raise unanswered(said(error), where, writes=writes) from error
 
 
 def _check_raw(response: Any) -> None:
-    said = response.http_response
+    answer = response.http_response
     # Azure gives every answer a number.
-    if not said.headers.get("x-ms-request-id"):
-        raise NotProven(f"HTTP {said.status_code}, not from Azure")
+    if not answer.headers.get("x-ms-request-id"):
+        raise NotProven(f"HTTP {answer.status_code}, not from Azure")
 
 
 async def _properties(fs: Any, path: str) -> Any:
@@ -161,14 +157,12 @@ async def _page(fs: Any, query: Query) -> Page:
 
 def _of_azure(error: AzureError, where: str, writes: bool) -> StorageError:
     if isinstance(error, _UNANSWERED):
-        return unanswered(_said(error), where, writes=writes)
+        return unanswered(said(error), where, writes=writes)
     if not isinstance(error, HttpResponseError):
-        return StorageError("adlfs failed", where=where, found=_said(error))
+        return StorageError("adlfs failed", where=where, found=said(error))
     code, status = _code(error), error.status_code or 0
     if status in (401, 403) or isinstance(error, ClientAuthenticationError):
-        return AccessDenied(
-            "access is denied", where=where, found=_said(error), hint=_HOW_TO_LOG_IN
-        )
+        return AccessDenied("access is denied", where=where, found=said(error), hint=_HOW_TO_LOG_IN)
     if code == "BlobNotFound" and status == 404:
         return ObjectNotFound("no such object", where=where)
     if code in ("ContainerNotFound", "InvalidResourceName", "ContainerBeingDeleted"):
@@ -178,15 +172,11 @@ def _of_azure(error: AzureError, where: str, writes: bool) -> StorageError:
     if code == "InvalidRange" or (status == 416 and code):
         return ObjectTruncated("the object ends before the range begins", where=where)
     if status == 429 or status >= 500 or not code:
-        return unanswered(_said(error), where, writes=writes)
-    return StorageError("the store refused the request", where=where, found=_said(error))
+        return unanswered(said(error), where, writes=writes)
+    return StorageError("the store refused the request", where=where, found=said(error))
 
 
 def _code(error: HttpResponseError) -> str:
     # An answer that Azure did not give has no such code.
     code = getattr(error, "error_code", None)
     return str(getattr(code, "value", code) or "")
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300].rstrip('.')}"

@@ -18,14 +18,12 @@ from holdfast.backends.errors import (
     AccessDenied,
     ObjectNotFound,
     StorageError,
-    StoreUnavailable,
     StoreUnsuitable,
 )
-from holdfast.backends.patience import UNREACHED, Patience
+from holdfast.backends.patience import Patience, unanswered
 
 # The names under which file systems tell when an object was written.
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
-_DOUBT = "; whether the write was done is not known"
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
@@ -198,41 +196,29 @@ class Dialect:
         except _ABSENT as error:
             raise ObjectNotFound("no such object", where=where) from error
         except PermissionError as error:
-            raise AccessDenied("access is denied", where=where, found=_said(error)) from error
+            raise AccessDenied("access is denied", where=where, found=said(error)) from error
         except NotImplementedError as error:
             raise StoreUnsuitable(
-                f"{self.name} cannot do this", where=where, found=_said(error)
+                f"{self.name} cannot do this", where=where, found=said(error)
             ) from error
         except (OSError, EOFError) as error:
-            raise unanswered(_said(error), where, writes=writes) from error
+            raise unanswered(said(error), where, writes=writes) from error
         except Exception as error:
             # Each library has errors of its own.
-            raise StorageError(f"{self.name} failed", where=where, found=_said(error)) from error
+            raise StorageError(f"{self.name} failed", where=where, found=said(error)) from error
 
 
-def not_proven(said: str, where: str, *, writes: bool = False) -> StoreUnavailable:
-    """Return the error for an answer that a proxy or a login page may have given."""
-    return StoreUnavailable(
-        "something between here and the store answered the request, even after retries",
-        where=where,
-        expected="an answer that only the store can give",
-        found=said,
-        hint="Look for a proxy, a login page of the network or a wrong endpoint, and try again"
-        f"{_DOUBT if writes else ''}.",
-    )
+class BucketDialect(Dialect):
+    """A store of buckets, or of containers."""
+
+    def split(self, fs: Any, root: str) -> tuple[str, str]:
+        """Return bucket and prefix."""
+        bucket, prefix, _ = fs.split_path(root)
+        return bucket, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
 
 
-def unanswered(said: str, where: str, *, writes: bool = False) -> StoreUnavailable:
-    """Return the error for an answer that did not come, or cannot be used."""
-    return StoreUnavailable(
-        "the store gave no usable answer, even after retries",
-        where=where,
-        found=said,
-        hint=f"{UNREACHED}Try again later{_DOUBT if writes else ''}.",
-    )
-
-
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
+    """Return class and first line of an error of a library, not too much of it."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300].rstrip('.')}"
 
 

@@ -35,8 +35,8 @@ from holdfast.backends.errors import (
     ObjectTruncated,
     StorageError,
 )
-from holdfast.backends.fsspec.dialect import Call, Dialect, Page, Query, not_proven, unanswered
-from holdfast.backends.patience import Patience
+from holdfast.backends.fsspec.dialect import BucketDialect, Call, Page, Query, said
+from holdfast.backends.patience import Patience, not_proven, unanswered
 
 # Larger than every object: gcsfs sends larger ones in parts.
 _ONE_PUT_BYTES = 5 * 2**40
@@ -47,7 +47,7 @@ _HOW_TO_LOG_IN = (
 )
 
 
-class GcsDialect(Dialect):
+class GcsDialect(BucketDialect):
     """gcsfs."""
 
     log_in = _HOW_TO_LOG_IN
@@ -69,11 +69,6 @@ class GcsDialect(Dialect):
         once = getattr(type(call.fs)._request, "__wrapped__", None)
         if once is not None:
             call.fs._request = MethodType(once, call.fs)
-
-    def split(self, fs: Any, root: str) -> tuple[str, str]:
-        """Return bucket and prefix."""
-        bucket, prefix, _ = fs.split_path(root)
-        return bucket, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
 
     def server(self, fs: Any) -> str:
         """Return the endpoint, if it is another one than Google's."""
@@ -173,17 +168,17 @@ class GcsDialect(Dialect):
         except OSError as error:
             if str(error).startswith("Forbidden") and "<" not in str(error):
                 raise _denied(error, where) from error
-            raise unanswered(_said(error), where, writes=writes) from error
+            raise unanswered(said(error), where, writes=writes) from error
         except ValueError as error:
             if str(error).startswith("Bad Request"):
                 raise StorageError(
-                    "the store refused the request", where=where, found=_said(error)
+                    "the store refused the request", where=where, found=said(error)
                 ) from error
             # An answer that is not JSON does not come from Google.
-            raise unanswered(_said(error), where, writes=writes) from error
+            raise unanswered(said(error), where, writes=writes) from error
         except Exception as error:
             # aiohttp's errors, and gcsfs's errors for answers that it does not understand.
-            raise unanswered(_said(error), where, writes=writes) from error
+            raise unanswered(said(error), where, writes=writes) from error
 
 
 async def _range(fs: Any, path: str, start: int, end: int) -> bytes:
@@ -208,20 +203,16 @@ def _of_google(error: HttpError, where: str, writes: bool) -> StorageError:
     code = int(error.code) if str(error.code).isdigit() else 0
     # Errors of Google are JSON; of others gcsfs repeats the whole text.
     if code in (408, 416, 429) or code >= 500 or "<" in str(error):
-        return unanswered(_said(error), where, writes=writes)
+        return unanswered(said(error), where, writes=writes)
     if code in (401, 403):
         return _denied(error, where)
-    return StorageError("the store refused the request", where=where, found=_said(error))
+    return StorageError("the store refused the request", where=where, found=said(error))
 
 
 def _denied(error: Exception, where: str) -> AccessDenied:
-    return AccessDenied("access is denied", where=where, found=_said(error), hint=_HOW_TO_LOG_IN)
+    return AccessDenied("access is denied", where=where, found=said(error), hint=_HOW_TO_LOG_IN)
 
 
 def _described(entry: Mapping[str, Any]) -> ObjectInfo:
     time = datetime.fromisoformat(entry["updated"])
     return ObjectInfo(entry["name"], int(entry["size"]), time.timestamp())
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300].rstrip('.')}"

@@ -14,7 +14,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from holdfast.backends.base import ObjectInfo
 from holdfast.backends.errors import AccessDenied, ObjectNotFound, StorageError
-from holdfast.backends.fsspec.dialect import Call, Dialect, Page, Query
+from holdfast.backends.fsspec.dialect import BucketDialect, Call, Page, Query
 from holdfast.backends.patience import Patience
 from holdfast.backends.s3.errors import error_code, translated
 from holdfast.backends.s3.proof import (
@@ -41,7 +41,7 @@ _CHECKS = {
 }
 
 
-class S3Dialect(Dialect):
+class S3Dialect(BucketDialect):
     """s3fs."""
 
     def __init__(self) -> None:
@@ -68,11 +68,6 @@ class S3Dialect(Dialect):
         """Check raw answers before they are parsed, and leave repeats to the backend."""
         call.fs.retries = 1
         call("connect").meta.events.register("before-parse.s3", _before_parse)
-
-    def split(self, fs: Any, root: str) -> tuple[str, str]:
-        """Return bucket and prefix."""
-        bucket, prefix, _ = fs.split_path(root)
-        return bucket, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
 
     def query(self, fs: Any) -> str:
         """Return the server and region that options name, as `S3Backend.url` does."""

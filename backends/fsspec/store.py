@@ -39,6 +39,7 @@ from holdfast.backends.base import (
     check_into,
     check_key,
     cut,
+    truncated,
 )
 from holdfast.backends.errors import (
     AccessDenied,
@@ -48,10 +49,16 @@ from holdfast.backends.errors import (
     StoreUnavailable,
     StoreUnsuitable,
 )
-from holdfast.backends.fsspec.dialect import Call, Dialect, Query, unanswered
+from holdfast.backends.fsspec.dialect import Call, Dialect, Query
 from holdfast.backends.limits import check_whole
 from holdfast.backends.location import redact
-from holdfast.backends.patience import TIMEOUT, Attempts, Patience, patience_of_environment
+from holdfast.backends.patience import (
+    TIMEOUT,
+    Attempts,
+    Patience,
+    patience_of_environment,
+    unanswered,
+)
 from holdfast.backends.secrets import Secrets, hidden
 from holdfast.backends.waiting import Wait, waiting
 
@@ -333,12 +340,7 @@ class FsspecBackend(Backend):
         if len(data) < len(wanted):
             if (self._size(call, key, path) or 0) >= wanted.stop:
                 raise unanswered(f"{len(data)} bytes of a range of {len(wanted)}", self._where(key))
-            raise ObjectTruncated(
-                "the object ends before the range does",
-                where=self._where(key),
-                expected=f"at least {wanted.stop} bytes",
-                found=f"{wanted.start + len(data)} bytes",
-            )
+            raise truncated(self._where(key), wanted.stop, wanted.start + len(data))
         return data
 
     def _size(self, call: Call, key: str, path: str) -> int | None:

@@ -18,7 +18,6 @@ Reading follows symbolic links below the folder. Writing and deleting refuse the
 # ruff: noqa: PTH100, PTH102, PTH103, PTH112, PTH116, PTH118, PTH119, PTH120, PTH208
 from __future__ import annotations
 
-import errno
 import os
 import re
 import secrets
@@ -59,7 +58,6 @@ _T = TypeVar("_T")
 
 #: The name of an unfinished file: `<process>-<16 random hex digits>`.
 _UNFINISHED = r"[0-9]+-[0-9a-f]{16}"
-_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class LocalBackend(Backend):
@@ -292,7 +290,7 @@ class LocalBackend(Backend):
         try:
             return self._in_folder(clock, lambda: disk.now_s(clock))
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in disk.NO_ROOM:
                 raise
             # On a full disk no file can be made, but an existing one can get a new time.
             os.utime(temporary)

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
+from holdfast.backends.base import truncated
 from holdfast.backends.errors import (
     AccessDenied,
     InvalidLocation,
     ObjectNotFound,
-    ObjectTruncated,
     ReadOnlyStore,
     StorageError,
     StoreFull,
@@ -145,7 +145,7 @@ def read(fd: int, start: int, size: int, key: str) -> bytes:
         parts.append(os.pread(fd, size - done, start + done))
         done += len(parts[-1])
     if done < size:
-        raise _truncated(key, start + size, start + done)
+        raise truncated(key, start + size, start + done)
     return b"".join(parts)
 
 
@@ -156,7 +156,7 @@ def read_into(fd: int, start: int, views: Sequence[memoryview], key: str) -> Non
         while batch:
             moved = os.preadv(fd, batch, position)
             if moved == 0:
-                raise _truncated(key, position + sum(map(len, batch)), position)
+                raise truncated(key, position + sum(map(len, batch)), position)
             position += moved
             batch = _rest(batch, moved)
 
@@ -174,19 +174,10 @@ def _rest(batch: Sequence[memoryview], moved: int) -> Sequence[memoryview]:
     return ()
 
 
-def _truncated(key: str, wanted: int, found: int) -> ObjectTruncated:
-    return ObjectTruncated(
-        "the object ends before the range does",
-        where=key,
-        expected=f"at least {wanted} bytes",
-        found=f"{found} bytes",
-    )
-
-
 def check_size(size: int, stop: int, key: str) -> None:
     """Refuse a range that ends beyond the object."""
     if stop > size:
-        raise _truncated(key, stop, size)
+        raise truncated(key, stop, size)
 
 
 def fail(error: OSError, path: str, *, needed_bytes: int = 0) -> NoReturn:

@@ -32,11 +32,11 @@ from holdfast.backends.base import (
     as_buffers,
     check_into,
     check_key,
+    truncated,
 )
 from holdfast.backends.errors import (
     AccessDenied,
     ObjectNotFound,
-    ObjectTruncated,
     StorageError,
     StoreUnavailable,
     StoreUnsuitable,
@@ -147,7 +147,7 @@ class S3Backend(Backend):
                     check_whole(size, self._where(key))
                     wait.expects(size)
                 elif size < len(byte_range):
-                    raise _truncated(byte_range, size, self._where(key))
+                    raise truncated(self._where(key), byte_range.stop, byte_range.start + size)
                 if into is None:
                     # The SDK's stream checks that all announced bytes come.
                     return stream.read()
@@ -469,15 +469,6 @@ def _head(answer: Mapping[str, Any]) -> tuple[int, Mapping[str, str]]:
 
 def _size(buffers: Sequence[memoryview]) -> int:
     return sum(map(len, buffers))
-
-
-def _truncated(byte_range: ByteRange, size: int, where: str) -> ObjectTruncated:
-    return ObjectTruncated(
-        "the object ends before the range does",
-        where=where,
-        expected=f"at least {byte_range.stop} bytes",
-        found=f"{byte_range.start + size} bytes",
-    )
 
 
 def _forget_all() -> None:

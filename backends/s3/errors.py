@@ -40,7 +40,7 @@ from holdfast.backends.errors import (
     StoreUnavailable,
     StoreUnsuitable,
 )
-from holdfast.backends.patience import UNREACHED
+from holdfast.backends.patience import not_proven, unanswered
 from holdfast.backends.s3.proof import NotProven, Redirected
 
 _CREDENTIALS = {
@@ -112,10 +112,10 @@ def translated(where: str, *, writes: bool = False) -> Iterator[None]:
     except Redirected as error:
         raise _elsewhere(str(error), where) from error
     except NotProven as error:
-        raise _not_proven(str(error), where, writes) from error
+        raise not_proven(str(error), where, writes=writes) from error
     except ValueError as error:
         # The SDK's parser raises it for bad numbers and times.
-        raise _not_proven(f"an answer that cannot be read: {error}", where, writes) from error
+        raise not_proven(f"an answer that cannot be read: {error}", where, writes=writes) from error
     except (HTTPError, EOFError, OSError) as error:
         raise _no_answer(error, where, writes) from error
 
@@ -141,20 +141,15 @@ def is_absent(error: ClientError) -> bool:
     return error_code(error) == "NoSuchKey" and status == 404
 
 
-def no_such_bucket(where: str) -> InvalidLocation:
-    """Return the error for a bucket that is absent."""
-    return InvalidLocation(
-        "no such bucket", where=where, hint="Create it first, or check the spelling."
-    )
-
-
 def _of_server(error: ClientError, where: str, writes: bool) -> StorageError:
     code = error_code(error)
     details = error.response.get("Error", {})
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     said = f"{code}: {details.get('Message') or 'no message'} (HTTP {status})"
     if code == "NoSuchBucket":
-        return no_such_bucket(where)
+        return InvalidLocation(
+            "no such bucket", where=where, hint="Create it first, or check the spelling."
+        )
     if is_absent(error):
         return ObjectNotFound("no such object", where=where)
     if code in _PLACES:
@@ -181,10 +176,10 @@ def _of_server(error: ClientError, where: str, writes: bool) -> StorageError:
             hint="Try again.",
         )
     if code in _BUSY or status == 429 or status >= 500:
-        return _unavailable(said, where, writes)
+        return unanswered(said, where, writes=writes, advice="")
     if (not code or code.isdigit()) and error.operation_name != "HeadObject":
         # The SDK gives the status if it cannot read the body as an error.
-        return _not_proven(said, where, writes)
+        return not_proven(said, where, writes=writes)
     return _denied(error, code, status, said, where) or StorageError(
         "the store refused the request", where=where, found=said
     )
@@ -263,38 +258,14 @@ def _of_sdk(error: BotoCoreError, where: str, writes: bool) -> StorageError:
         return InvalidLocation("not a location of S3", where=where, found=error)
     if isinstance(error, ResponseParserError):
         # After the first line the SDK repeats the whole answer.
-        return _not_proven(str(error).partition("\n")[0], where, writes)
+        return not_proven(str(error).partition("\n")[0], where, writes=writes)
     if isinstance(error, (sdk.HTTPClientError, sdk.ConnectionError, sdk.IncompleteReadError)):
         return _no_answer(error, where, writes)
     return StorageError("the S3 client failed", where=where, found=error)
 
 
 def _no_answer(error: Exception, where: str, writes: bool) -> StoreUnavailable:
-    return _unavailable(f"{type(error).__name__}: {error}", where, writes, UNREACHED)
-
-
-def _unavailable(said: str, where: str, writes: bool, first: str = "") -> StoreUnavailable:
-    return StoreUnavailable(
-        "the store gave no usable answer, even after retries",
-        where=where,
-        found=said,
-        hint=f"{first}Try again later{_outcome(writes)}.",
-    )
-
-
-def _not_proven(said: str, where: str, writes: bool) -> StoreUnavailable:
-    return StoreUnavailable(
-        "something between here and the store answered the request, even after retries",
-        where=where,
-        expected="an answer that only the store can give",
-        found=said,
-        hint="Look for a proxy, a login page of the network or a wrong endpoint_url, and try again"
-        f"{_outcome(writes)}.",
-    )
-
-
-def _outcome(writes: bool) -> str:
-    return "; it is not known whether the write was done" if writes else ""
+    return unanswered(f"{type(error).__name__}: {error}", where, writes=writes)
 
 
 def _elsewhere(said: str, where: str) -> InvalidLocation:
