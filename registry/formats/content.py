@@ -132,9 +132,8 @@ class StoredContent(Content):
             arrays = [self._array(paths[n], kinds[n], one) for n, one in enumerate(tensors)]
             parts.append((name, skeleton, arrays))
         flat = pytree.flatten(pytree.unflatten(self.kind, parts, adapter=pytree.Adapted.of))
-        for part in flat.components:
-            for leaf in part.leaves:
-                leaf.nbytes = self.tensors[leaf.path].nbytes
+        for leaf in flat.leaves:
+            leaf.nbytes = self.tensors[leaf.path].nbytes
         return flat
 
     def _array(self, path: str, kind: str, entry: TensorEntry) -> object:
@@ -243,12 +242,12 @@ class MemoryContent(Content):
             for part in chosen
         }
         self.skeletons = [[part.name, part.skeleton] for part in chosen]
-        self.size_bytes = sum(leaf.nbytes for part in chosen for leaf in part.leaves)
         self._flat = FlatState(flat.kind, chosen)
+        self.size_bytes = self._flat.nbytes
 
     @cached_property
     def _leaves(self) -> dict[str, ArrayLeaf]:
-        return {leaf.path: leaf for part in self._flat.components for leaf in part.leaves}
+        return {leaf.path: leaf for leaf in self._flat.leaves}
 
     def load(self) -> Any:
         """Return a copy of the state."""
@@ -339,8 +338,7 @@ def with_torch(state: Any, device: object = "cpu") -> Any:
     The tensors have the memory that was read, where that is possible.
     """
     flat = state if isinstance(state, FlatState) else pytree.flatten(state)
-    leaves = [leaf for part in flat.components for leaf in part.leaves]
-    if not any(isinstance(leaf.source, TensorBytes) for leaf in leaves) and not any(
+    if not any(isinstance(leaf.source, TensorBytes) for leaf in flat.leaves) and not any(
         pytree.has_tags(part.skeleton, {"ad"}) for part in flat.components
     ):
         return state

@@ -333,11 +333,10 @@ def _marked(folder: _Folder, state: dict[str, Any]) -> dict[str, Any] | FlatStat
     if not folder.narrowed:
         return state
     flat = pytree.flatten(state)
-    for part in flat.components:
-        for leaf in part.leaves:
-            original = folder.narrowed.pop(id(leaf.source), None)
-            if original is not None:
-                leaf.dtype = NarrowedDtype(leaf.dtype, original)
+    for leaf in flat.leaves:
+        original = folder.narrowed.pop(id(leaf.source), None)
+        if original is not None:
+            leaf.dtype = NarrowedDtype(leaf.dtype, original)
     assert not folder.narrowed  # every array is a leaf, and the same object still
     return flat
 

@@ -52,8 +52,7 @@ def leaves_by_path(target: object) -> dict[str, pytree.ArrayLeaf]:
     """Return the tensors and arrays of a target by path."""
     return pytree.by_path(
         leaf
-        for part in pytree.flatten(target).components
-        for leaf in part.leaves
+        for leaf in pytree.flatten(target).leaves
         if not isinstance(leaf.source, (bytes, bytearray, str))
     )
 

@@ -40,6 +40,16 @@ class FlatState:
     kind: str  # `dict` or `odict` (OrderedDict)
     components: tuple[FlatComponent, ...]  # the entries, in their order
 
+    @property
+    def leaves(self) -> list[ArrayLeaf]:
+        """Return the arrays of all components, in order."""
+        return [leaf for part in self.components for leaf in part.leaves]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all arrays."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
 
 def flatten(state: object, new_encoder: Callable[[], Encoder] = Encoder) -> FlatState:
     """Split a state into components without copying its arrays.
@@ -94,8 +104,8 @@ def await_devices(state: FlatState) -> None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return
-    leaves = (leaf.source for part in state.components for leaf in part.leaves)
-    for device in {tensor.device for tensor in leaves if getattr(tensor, "is_cuda", False)}:
+    sources = (leaf.source for leaf in state.leaves)
+    for device in {tensor.device for tensor in sources if getattr(tensor, "is_cuda", False)}:
         torch.cuda.current_stream(device).synchronize()
 
 

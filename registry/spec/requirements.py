@@ -92,10 +92,8 @@ def inference_parts(spec: RunSpec, parts: Iterable[str], *, where: str) -> list[
 
 
 def flat_dtypes(state: FlatState) -> Iterator[tuple[str, str]]:
-    """Yield path and dtype of every tensor of a state that is being saved."""
-    for component in state.components:
-        for leaf in component.leaves:
-            yield leaf.path, leaf.dtype
+    """Return path and dtype of every tensor of a state that is being saved."""
+    return ((leaf.path, leaf.dtype) for leaf in state.leaves)
 
 
 def manifest_dtypes(manifest: Manifest) -> Iterator[tuple[str, str]]:

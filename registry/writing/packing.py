@@ -270,10 +270,9 @@ class _Writing:
 
     def _named(self, state: FlatState) -> tuple[str, ...]:
         """Return the paths of the tensors in which NaN or infinity was found, the first few."""
-        leaves = (leaf for part in state.components for leaf in part.leaves)
         wrong = (
             leaf.path
-            for leaf in leaves
+            for leaf in state.leaves
             if id(leaf) in self._nonfinite
             or not all(piece.is_finite for piece in self._pieces.get(id(leaf), ()))
         )

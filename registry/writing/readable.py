@@ -34,7 +34,7 @@ _BETWEEN_BYTES = 36
 def check_readable(state: FlatState, skeletons: Sequence[bytes]) -> None:
     """Check that the manifest of a state could be read."""
     plain = sum(map(len, skeletons)) * HEAVIEST
-    leaves = [leaf for part in state.components for leaf in part.leaves]
+    leaves = state.leaves
     tensors = len(leaves) * _MOST_BYTES + sum(leaf.nbytes for leaf in leaves) // CHUNK_BYTES * 1024
     if paths_bytes(leaves) > max_record_bytes():  # an estimate from above
         for part in state.components:

@@ -31,7 +31,7 @@ class Staging:
 
     def copy(self, state: FlatState, pool: Executor) -> FlatState:
         """Move a state to this memory and return it; the copy before is overwritten."""
-        leaves = [leaf for part in state.components for leaf in part.leaves]
+        leaves = state.leaves
         offsets, total = places(leaves)
         self.reserve(total)
         jobs = list(zip(leaves, offsets, strict=True))

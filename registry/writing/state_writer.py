@@ -242,16 +242,12 @@ def check_state_fits(
 ) -> None:
     """Refuse a state that cannot fit."""
     free_bytes = store.backend.free_bytes()
-    if codec != RAW or free_bytes is None or _size_bytes(state) <= free_bytes:
+    if codec != RAW or free_bytes is None or state.nbytes <= free_bytes:
         return
     needed_bytes = 0
     for pack_bytes in _new_packs(store, writer, state, locations_of(bases).keys()):
         needed_bytes += pack_bytes
         check_room(store.backend, needed_bytes)
-
-
-def _size_bytes(state: FlatState) -> int:
-    return sum(leaf.nbytes for part in state.components for leaf in part.leaves)
 
 
 def _new_packs(

@@ -96,10 +96,8 @@ def inspect(path: Path) -> FileReport:
     with stable(path) as file:
         opened = _opened(file, path)
         state, _ = _state(opened, with_data=False)
-    parts = pytree.flatten(state).components
-    tensors = {
-        leaf.path: TensorHeader(leaf.dtype, leaf.shape) for part in parts for leaf in part.leaves
-    }
+    leaves = pytree.flatten(state).leaves
+    tensors = {leaf.path: TensorHeader(leaf.dtype, leaf.shape) for leaf in leaves}
     return FileReport(FORMAT, opened.size_bytes, tensors)
 
 

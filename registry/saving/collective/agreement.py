@@ -40,8 +40,7 @@ class Share:
     @classmethod
     def of(cls, flat: FlatState, own: tuple[bytes, ...], pool: Executor | None) -> Share:
         """Describe a state; without a pool there are no other ranks, and nothing is compared."""
-        leaves = [leaf for one in flat.components for leaf in one.leaves]
-        shared = [one for one in leaves if not isinstance(one, ShardLeaf) or one.is_copied]
+        shared = [one for one in flat.leaves if not isinstance(one, ShardLeaf) or one.is_copied]
         sums = [] if pool is None else list(pool.map(_checksum, shared))
         return cls(flat, Layout(flat), own, dict(zip(map(id, shared), sums, strict=False)))
 

@@ -285,13 +285,12 @@ class Layout:
     """The tensors of a rank's state that are cut into chunks, and its boxes of them."""
 
     def __init__(self, flat: FlatState) -> None:
-        leaves = [leaf for one in flat.components for leaf in one.leaves]
-        cut = [leaf for leaf in leaves if whole_bytes(leaf) > INLINE_BYTES]
+        cut = [leaf for leaf in flat.leaves if whole_bytes(leaf) > INLINE_BYTES]
         self.leaves: list[ArrayLeaf] = cut  # the leaves of those tensors, in order
         #: The sharded leaves whose tensors are too small to be cut.
         self.inline = [
             leaf
-            for leaf in leaves
+            for leaf in flat.leaves
             if isinstance(leaf, ShardLeaf) and 0 < whole_bytes(leaf) <= INLINE_BYTES
         ]
         #: Their types and shapes.

@@ -213,7 +213,7 @@ class Leading(Side):
             return written
         tensors = {number for report in reports for number in report.nonfinite}
         wrong = {share.layout.leaves[number].path for number in tensors} | end.nonfinite
-        paths = [leaf.path for one in state.components for leaf in one.leaves]
+        paths = [leaf.path for leaf in state.leaves]
         return replace(written, nonfinite=tuple(p for p in paths if p in wrong)[:NAMED_AT_MOST])
 
     def _have_stored(

@@ -206,7 +206,8 @@ def await_room(
     folder: RunFolder, carrier: BackgroundCarrier, save: PlannedSave, check: Callable[[], None]
 ) -> float:
     """Wait until a save fits into the journal, and log the wait; return the seconds."""
-    needed, most = _size_bytes(save), folder.journal.max_bytes
+    needed = sum(one.nbytes for one in [save.state, *save.companions.values()])
+    most = folder.journal.max_bytes
     if needed > most:
         raise StoreFull(
             "the state is larger than the bound of the journal",
@@ -231,9 +232,3 @@ def await_room(
             )
         carrier.sleep(LOOK_S)
     return 0.0 if said == began else time.monotonic() - began
-
-
-def _size_bytes(save: PlannedSave) -> int:
-    states = [save.state, *save.companions.values()]
-    parts = [part for state in states for part in state.components]
-    return sum(leaf.nbytes for part in parts for leaf in part.leaves)

@@ -236,8 +236,8 @@ class _Use:
 
     def check(self, state: FlatState, where: str, *, allow_optimizer: bool) -> None:
         where = f"{where}, precision {self.pattern!r}"
-        if not self.matched and not (self.is_for_all and not any(_leaves(state))):
-            paths = [leaf.path for leaf in _leaves(state)]
+        if not self.matched and not (self.is_for_all and not state.leaves):
+            paths = [leaf.path for leaf in state.leaves]
             raise InvalidInput(
                 "a pattern matches no tensor",
                 where=where,
@@ -428,11 +428,6 @@ def _first_match(uses: Iterable[_Use], path: str) -> _Use | None:
             use.matched = True
             first = first or use
     return first
-
-
-def _leaves(state: FlatState) -> Iterator[ArrayLeaf]:
-    for component in state.components:
-        yield from component.leaves
 
 
 def _rounding() -> ModuleType:
