@@ -37,7 +37,6 @@ from holdfast.registry.formats.state_file import (
     problems,
 )
 from holdfast.registry.formats.target import new_folder, put_file
-from holdfast.registry.loading import arrays_in
 from holdfast.registry.loading.zarr import (
     BITS,
     DOCUMENT,
@@ -413,7 +412,7 @@ def write(path: Path, content: Content, *, metadata: None, force: bool) -> Writt
     """Write the tensors of a state as a folder, which appears whole or not at all."""
     attributes = {STATE_ATTRIBUTE: {"kind": content.kind, "components": content.skeletons}}
     layout = ZarrLayout(content.where, content.digest, content.tensors, attributes)
-    if not any(arrays_in(part.skeleton) for part in content.parts.values()):
+    if not any(pytree.array_paths(name, part.skeleton) for name, part in content.parts.items()):
         raise IncompatibleState("there is no tensor to write", where=content.where)
     size = 0
     with new_folder(path, content.size_bytes) as folder:

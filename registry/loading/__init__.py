@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from holdfast.registry.loading.files import files_in as files_in
     from holdfast.registry.loading.files import is_tree as is_tree
     from holdfast.registry.loading.fit import LoadReport as LoadReport
-    from holdfast.registry.loading.fit import arrays_in as arrays_in
     from holdfast.registry.loading.fit import check_component as check_component
     from holdfast.registry.loading.fit import check_components as check_components
     from holdfast.registry.loading.fit import check_fit as check_fit
     from holdfast.registry.loading.fit import filled_once as filled_once
+    from holdfast.registry.loading.fit import leaves_by_path as leaves_by_path
     from holdfast.registry.loading.fit import settle as settle
     from holdfast.registry.loading.fit import widened_paths as widened_paths
     from holdfast.registry.loading.selecting import select as select

@@ -15,7 +15,7 @@ from holdfast.registry.errors import IncompatibleState, InvalidInput, NotFound
 from holdfast.registry.loading.destinations import Destination, Extent, check_writable, overlaps
 from holdfast.registry.objects import TensorEntry
 from holdfast.registry.spec.precision import widen_all
-from holdfast.registry.values import Json, abridged, near
+from holdfast.registry.values import abridged, near
 
 #: The prefix that `torch.compile` puts before the names of a module's tensors.
 _COMPILED = "_orig_mod"
@@ -48,12 +48,10 @@ class _Leaf(Protocol):
     shape: tuple[int, ...]
 
 
-def leaves_by_path(target: object) -> dict[str, pytree.ArrayLeaf]:
-    """Return the tensors and arrays of a target by path."""
+def leaves_by_path(target: pytree.FlatState) -> dict[str, pytree.ArrayLeaf]:
+    """Return the tensors and arrays of a target by path; long strings are none."""
     return pytree.by_path(
-        leaf
-        for leaf in pytree.flatten(target).leaves
-        if not isinstance(leaf.source, (bytes, bytearray, str))
+        leaf for leaf in target.leaves if not isinstance(leaf.source, (bytes, bytearray, str))
     )
 
 
@@ -140,12 +138,6 @@ def check_components(where: str, names: Iterable[str], known: Iterable[str]) -> 
                 expected=", ".join(known),
                 hint=near(name, known),
             )
-
-
-def arrays_in(skeleton: Json) -> list[int]:
-    """Return the numbers of the leaves that are tensors or arrays, not long strings."""
-    kinds = pytree.leaf_kinds(skeleton)
-    return [index for index, kind in kinds.items() if kind in ("torch", "numpy")]
 
 
 def check_fit(

@@ -239,7 +239,7 @@ class Stored:
             if component is not None:
                 check_components(self.ref, [component], manifest.components)
             parts = select(self.ref, manifest, None if component is None else [component])
-            sources, leaves = tensors_by_path(parts), leaves_by_path(named)
+            sources, leaves = tensors_by_path(parts), leaves_by_path(pytree.flatten(named))
         self._handle.reader.check_held(parts)
         report = LoadReport.of(sources, leaves)
         widened = widened_paths(sources, leaves)

@@ -21,12 +21,12 @@ from holdfast.registry.history import PlacedState
 from holdfast.registry.loading.destinations import Destination, Extent
 from holdfast.registry.loading.fit import (
     LoadReport,
-    arrays_in,
     check_any_fits,
     check_component,
     check_components,
     check_fit,
     filled_once,
+    leaves_by_path,
     widened_paths,
 )
 from holdfast.registry.loading.tensors import tensors_by_path
@@ -401,11 +401,7 @@ class SwappedModel:
         component = self._component
         flat = pytree.flatten(self._model if component is None else {component: self._model})
         pytree.await_devices(flat)
-        return {
-            part.leaves[index].path: part.leaves[index]
-            for part in flat.components
-            for index in arrays_in(part.skeleton)
-        }
+        return leaves_by_path(flat)
 
     def _parts(self, ref: str, manifest: Manifest) -> Mapping[str, Component]:
         name = self._component

@@ -10,11 +10,11 @@ from holdfast.registry.loading import (
     Destination,
     LoadReport,
     Stored,
-    arrays_in,
     check_component,
     check_components,
     check_fit,
     filled_once,
+    leaves_by_path,
     select,
     settle,
     tensors_by_path,
@@ -71,7 +71,7 @@ def load_into(
 
     def load(talk: Talk) -> LoadReport:
         named = target if check_component(component) is None else {component: target}
-        leaves = _leaves(named)
+        leaves = leaves_by_path(shards.flatten(named).flat)
         subject = Digest.of(repr([stored.digest.hex(), sorted(leaves)]).encode()).hex()
         tell_state(calls, talk, stored.handle.reader, subject, lambda whole: _named(whole, leaves))
         wanted = _Target(stored, leaves, component, strict=strict)
@@ -132,11 +132,3 @@ def _box(leaf: ArrayLeaf, entry: TensorEntry, view: memoryview) -> Box:
 def _named(whole: Manifest, paths: Container[str]) -> list[TensorEntry]:
     found = tensors_by_path(whole.components)
     return [entry for path, entry in found.items() if path in paths]
-
-
-def _leaves(target: object) -> dict[str, ArrayLeaf]:
-    return {
-        component.leaves[index].path: component.leaves[index]
-        for component in shards.flatten(target).flat.components
-        for index in arrays_in(component.skeleton)
-    }
