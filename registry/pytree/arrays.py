@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +35,7 @@ def view_of(target: object) -> memoryview | None:
     """Return the writable bytes of a tensor or array, or None if they cannot be viewed."""
     if refusals.is_tensor_like(target):
         return libraries.torch_wrapper().view_of(target)  # type: ignore[no-any-return]
-    if _is_array(target):
+    if refusals.is_numpy_array(target):
         return libraries.numpy_wrapper().view_of(target)  # type: ignore[no-any-return]
     return None
 
@@ -45,7 +44,7 @@ def describe(target: object) -> tuple[str, tuple[int, ...]]:
     """Return element type and shape of a tensor or array."""
     if refusals.is_tensor_like(target):
         return libraries.torch_wrapper().describe(target)  # type: ignore[no-any-return]
-    if _is_array(target):
+    if refusals.is_numpy_array(target):
         return libraries.numpy_wrapper().describe(target)  # type: ignore[no-any-return]
     raise UnsupportedValue("not a tensor or array", found=type(target).__name__)
 
@@ -73,8 +72,3 @@ def _allocate_bytes(dtype: str, shape: tuple[int, ...]) -> Destination:
 
 
 _ALLOCATORS: dict[str, Callable[[str, tuple[int, ...]], Destination]] = {}
-
-
-def _is_array(target: object) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(target, numpy.ndarray)

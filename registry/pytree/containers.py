@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from holdfast.registry.errors import RegistryError
-from holdfast.registry.pytree.decoding import DECODERS, Decoder
-from holdfast.registry.pytree.encoding import HANDLERS, Encoder
+from holdfast.registry.pytree.decoding import DECODERS, DecodeNode, Decoder
+from holdfast.registry.pytree.encoding import HANDLERS, Encoder, Handler
 from holdfast.registry.pytree.paths import Link, OddKey, clip
 from holdfast.registry.pytree.scalars import pack_int, unpack_int
 from holdfast.registry.values import MOST_EQUAL, Json, KeyHashes, canonical
@@ -129,22 +129,20 @@ def encode_slice(encoder: Encoder, value: slice, link: Link, depth: int) -> Json
         return {"slice": [encoder.node(part, link, depth + 1) for part in parts]}
 
 
+def _tagged(tag: str, encode: Handler) -> Handler:
+    return lambda encoder, value, link, depth: {tag: encode(encoder, value, link, depth)}
+
+
 HANDLERS.update(
     {
-        dict: lambda encoder, value, link, depth: {"d": encode_pairs(encoder, value, link, depth)},
+        dict: _tagged("d", encode_pairs),
         OrderedDict: encode_ordered,
-        Counter: lambda encoder, value, link, depth: {
-            "counter": encode_pairs(encoder, value, link, depth)
-        },
+        Counter: _tagged("counter", encode_pairs),
         defaultdict: encode_defaultdict,
         list: encode_items,
-        tuple: lambda encoder, value, link, depth: {
-            "tu": encode_items(encoder, value, link, depth)
-        },
-        set: lambda encoder, value, link, depth: {"set": encode_set(encoder, value, link, depth)},
-        frozenset: lambda encoder, value, link, depth: {
-            "fset": encode_set(encoder, value, link, depth)
-        },
+        tuple: _tagged("tu", encode_items),
+        set: _tagged("set", encode_set),
+        frozenset: _tagged("fset", encode_set),
         deque: encode_deque,
         slice: encode_slice,
     }
@@ -238,16 +236,16 @@ def decode_slice(decoder: Decoder, payload: Any, link: Link, depth: int) -> Any:
     return slice(*(decoder.plain(part, link, depth + 1) for part in payload))
 
 
+def _filled(new: type[dict[Any, Any]]) -> DecodeNode:
+    return lambda decoder, payload, link, depth: fill(decoder, new(), payload, link, depth)
+
+
 DECODERS.update(
     {
-        "d": lambda decoder, payload, link, depth: fill(decoder, {}, payload, link, depth),
-        "od": lambda decoder, payload, link, depth: fill(
-            decoder, OrderedDict(), payload, link, depth
-        ),
+        "d": _filled(dict),
+        "od": _filled(OrderedDict),
         "sd": decode_state_dict,
-        "counter": lambda decoder, payload, link, depth: fill(
-            decoder, Counter(), payload, link, depth
-        ),
+        "counter": _filled(Counter),
         "dd": decode_defaultdict,
         "tu": lambda decoder, payload, link, depth: tuple(decoder.nodes(payload, link, depth)),
         "set": decode_set,

@@ -60,6 +60,12 @@ def is_tensor_like(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_numpy_array(value: object) -> bool:
+    """Return whether a value is an array of numpy; numpy need not be installed."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
 def _by_jax(value: object) -> Advice | None:
     """Recognise a pytree of jax: a named tuple, or a type that is registered there."""
     jax = sys.modules.get("jax")

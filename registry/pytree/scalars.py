@@ -19,7 +19,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from holdfast.registry.pytree.decoding import DECODERS, Decoder, atom
-from holdfast.registry.pytree.encoding import HANDLERS, Encoder
+from holdfast.registry.pytree.encoding import HANDLERS, Encoder, Handler
 from holdfast.registry.pytree.leaves import bytes_leaf
 from holdfast.registry.pytree.paths import Link, clip
 from holdfast.registry.values import MAX_INTEGER, Json, float_from_hex, float_to_hex
@@ -84,10 +84,6 @@ def _unpack_moment(cls: type[datetime | time], payload: Any) -> datetime | time:
     return cls.fromisoformat(text).replace(fold=fold, tzinfo=unpack_zone(zone))
 
 
-def _pack_zone_value(zone: tzinfo) -> Json:
-    return pack_zone(zone)
-
-
 def _unpack_zone_value(payload: Any) -> tzinfo:
     zone = unpack_zone(payload)
     if zone is None:
@@ -104,8 +100,8 @@ atom(
     lambda value: [value.days, value.seconds, value.microseconds],
     lambda payload: timedelta(*payload),
 )
-atom(timezone, "tz", _pack_zone_value, _unpack_zone_value)
-atom(ZoneInfo, "tz", _pack_zone_value, _unpack_zone_value)
+atom(timezone, "tz", pack_zone, _unpack_zone_value)
+atom(ZoneInfo, "tz", pack_zone, _unpack_zone_value)
 atom(uuid.UUID, "uuid", lambda value: value.hex, uuid.UUID)
 
 
@@ -241,23 +237,15 @@ def encode_text(encoder: Encoder, value: str, link: Link, depth: int) -> Json:  
     return text
 
 
-def encode_bytes(encoder: Encoder, value: bytes, link: Link, depth: int) -> Json:  # noqa: ARG001
-    """Encode a byte string; a long one becomes a leaf."""
-    if len(value) > MAX_INLINE_BYTES and not encoder.role:
-        return {"B": encoder.add(bytes_leaf(value, link), link)}
-    return {"b": pack_bytes(value)}
+def _bytes_handler(inline: str, leaf: str) -> Handler:
+    """Return the handler of byte strings: by two tags, of short ones and of those in a leaf."""
 
+    def encode(encoder: Encoder, value: bytes | bytearray, link: Link, depth: int) -> Json:  # noqa: ARG001
+        if len(value) > MAX_INLINE_BYTES and not encoder.role:
+            return {leaf: encoder.add(bytes_leaf(value, link), link)}
+        return {inline: pack_bytes(value)}
 
-def encode_bytearray(
-    encoder: Encoder,
-    value: bytearray,
-    link: Link,
-    depth: int,  # noqa: ARG001
-) -> Json:
-    """Encode a byte array; a long one becomes a leaf."""
-    if len(value) > MAX_INLINE_BYTES and not encoder.role:
-        return {"BA": encoder.add(bytes_leaf(value, link), link)}
-    return {"ba": pack_bytes(value)}
+    return encode
 
 
 def _raw(decoder: Decoder, index: Any, link: Link) -> bytes | bytearray | memoryview:
@@ -277,7 +265,8 @@ def decode_text(decoder: Decoder, payload: Any, link: Link, depth: int) -> str: 
 
 atom(bytes, "b", pack_bytes, base64.b64decode)
 atom(bytearray, "ba", pack_bytes, lambda text: bytearray(base64.b64decode(text)))
-HANDLERS.update({str: encode_text, bytes: encode_bytes, bytearray: encode_bytearray})
+HANDLERS[str] = encode_text
+HANDLERS[bytes], HANDLERS[bytearray] = _bytes_handler("b", "B"), _bytes_handler("ba", "BA")
 DECODERS["S"] = decode_text
 DECODERS["B"] = lambda decoder, payload, link, _: bytes(_raw(decoder, payload, link))
 DECODERS["BA"] = lambda decoder, payload, link, _: bytearray(_raw(decoder, payload, link))

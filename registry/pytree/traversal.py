@@ -7,7 +7,6 @@ dicts, lists and tuples; everything else is a leaf, and so is an empty container
 from __future__ import annotations
 
 import copy
-import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from numbers import Number
@@ -42,7 +41,7 @@ def rebuild(name: str, value: Any, visit: Callable[[str, Any], Any]) -> Any:
 
 def is_array(leaf: Any) -> bool:
     """Return whether a leaf is a tensor or an array."""
-    return refusals.is_tensor_like(leaf) or _is_numpy(leaf)
+    return refusals.is_tensor_like(leaf) or refusals.is_numpy_array(leaf)
 
 
 def is_zero(leaf: Any) -> bool:
@@ -52,7 +51,7 @@ def is_zero(leaf: Any) -> bool:
         # The smallest types have no comparison; float32 rounds none of their values to 0.
         small = plain.is_floating_point() and plain.element_size() < 4
         return not bool(((plain.float() if small else plain) != 0).any())
-    if _is_numpy(leaf):
+    if refusals.is_numpy_array(leaf):
         return not bool((leaf != 0).any())
     return isinstance(leaf, Number) and not leaf  # NaN is truthy, -0.0 is not
 
@@ -69,11 +68,6 @@ def frozen(leaf: Any, dtype: str | None = None) -> Any:
     if wanted == name:  # dates have a dtype of their own
         return leaf.copy()
     return leaf.astype(libraries.numpy_wrapper().dtype_named(wanted))
-
-
-def _is_numpy(leaf: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(leaf, numpy.ndarray)
 
 
 def _walk(path: Trail, value: Any) -> Iterator[tuple[str, Any]]:
