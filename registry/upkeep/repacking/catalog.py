@@ -16,7 +16,7 @@ from weakref import finalize
 
 import numpy as np
 
-from holdfast.registry.errors import Archived, Malformed, RegistryError
+from holdfast.registry.errors import Archived, RegistryError
 from holdfast.registry.history import Epochs
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.replay import RunManifest
@@ -30,7 +30,7 @@ from holdfast.registry.upkeep.repacking.survey import (
     by_pack,
     first_holders,
     read_placement,
-    read_table,
+    unlike_table,
 )
 from holdfast.registry.upkeep.shelf import space
 from holdfast.registry.upkeep.sorted_rows import Rows, SortedRows, starts
@@ -142,7 +142,7 @@ class Catalog:
         with space():
             for units in by_pack(rows):
                 take_table = partial(self._take_table, units)
-                self._workers.each(read_table, units, take_table, pool="small")
+                self._workers.each(Store.read_table, units, take_table, pool="small")
             self._db.executescript(_INDEXES)
             wasted = self._db.execute(_DEAD)
             self._db.executemany("UPDATE packs SET dead = dead + ? WHERE id = ?", wasted)
@@ -160,11 +160,7 @@ class Catalog:
         try:
             table = list(done.result())  # each entry is made once
             if not named.keys() <= {entry.offset for entry in table}:
-                raise Malformed(
-                    "a placement and its pack name different chunks at one offset",
-                    where=pack.key,
-                    hint="Run `holdfast verify --deep`; nothing was changed.",
-                )
+                raise unlike_table(pack)
         except Archived:  # its run is whole
             raise
         except RegistryError as error:

@@ -34,7 +34,7 @@ from holdfast.registry.upkeep.repacking.chunks import (
     StoredChunk,
     encode_chunk,
 )
-from holdfast.registry.upkeep.repacking.survey import Chunk, Survey, chunk_of
+from holdfast.registry.upkeep.repacking.survey import VERIFY_DEEP, Chunk, Survey, chunk_of
 from holdfast.registry.values import Digest
 from holdfast.registry.writing import DELTA_WORTH, Encoding
 
@@ -116,7 +116,7 @@ def check_sizes(
             raise Malformed(
                 "a placement names a chunk that no manifest has",
                 where=f"{key}: {entry.digest}",
-                hint="Run `holdfast verify --deep`; nothing was changed.",
+                hint=VERIFY_DEEP,
             )
 
 
@@ -127,7 +127,7 @@ def _check_length(key: ObjectKey, entry: PackEntry, length: int, of_what: str) -
             where=f"{key}: {entry.digest}",
             expected=f"{length} bytes, {of_what}",
             found=entry.raw_bytes,
-            hint="Run `holdfast verify --deep`; nothing was changed.",
+            hint=VERIFY_DEEP,
         )
 
 
@@ -240,7 +240,7 @@ class _Forest:
                     where=self._stored[chunk_of(next(iter(level.values())))][0].key,
                     expected=f"at most {MAX_DEPTH}",
                     found=f"{levels} or more",
-                    hint="Run `holdfast verify --deep`; nothing was changed.",
+                    hint=VERIFY_DEEP,
                 )
             levels += 1
             forms |= level

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 
-from holdfast.registry.errors import Malformed
 from holdfast.registry.history import RunLog
 from holdfast.registry.history.actions import Line, Place
 from holdfast.registry.history.replay import RunManifest
@@ -30,6 +29,7 @@ from holdfast.registry.objects.codecs import codec_number
 from holdfast.registry.store import Store, in_batches
 from holdfast.registry.upkeep.repacking.packs import Packs
 from holdfast.registry.upkeep.repacking.repack_plan import RepackPlan, Target
+from holdfast.registry.upkeep.repacking.survey import unlike_table
 from holdfast.registry.values import Digest, Digests
 from holdfast.registry.writing import Change, ChosenKeys, ObjectWriter, StateWriter, placed_keys
 
@@ -118,11 +118,7 @@ class NewPlacement:
         table = self._plan.tables.get(pack.key)
         entry = self._table_of(pack).at(offset) if table is None else table.get(offset)
         if entry is None:
-            raise Malformed(
-                "a placement and its pack name different chunks at one offset",
-                where=pack.key,
-                hint="Run `holdfast verify --deep`; nothing was changed.",
-            )
+            raise unlike_table(pack)
         return entry
 
     def _is_changed(self, locations: Mapping[Digest, _NewLocation]) -> bool:

@@ -43,6 +43,7 @@ from holdfast.registry.upkeep.sorted_rows import (
 )
 from holdfast.registry.values import Digest
 
+VERIFY_DEEP = "Run `holdfast verify --deep`; nothing was changed."
 #: Bits of an offset in a pack; those above it number the packs of one run, up to a bound.
 _OFFSET_BITS = 40
 _PACKS = 2**16
@@ -265,7 +266,7 @@ class Tally:
             ) -> None:
                 self._take_table(pack, units[pack], done)
 
-            workers.each(read_table, units, take, pool="small")
+            workers.each(Store.read_table, units, take, pool="small")
             objects.add(object_rows((pack.key.record for pack in units), _IS_PACK))
 
     def _take_table(self, pack: PackRef, rows: Rows, done: Outcome[PackTable]) -> None:
@@ -277,11 +278,7 @@ class Tally:
             table = done.result()
             for offset in dict.fromkeys(rows["offset"].tolist()):
                 if (entry := table.at(offset)) is None:
-                    raise Malformed(
-                        "a placement and its pack name different chunks at one offset",
-                        where=pack.key,
-                        hint="Run `holdfast verify --deep`; nothing was changed.",
-                    )
+                    raise unlike_table(pack)
                 keys[offset] = _chunk_key(entry)
             if len(table):
                 self.tables += table[-1].offset + table[-1].stored_bytes
@@ -363,9 +360,13 @@ def read_placement(store: Store, wanted: tuple[object, Place]) -> Placement:
     return store.placement(wanted[1].placement_key)
 
 
-def read_table(store: Store, pack: PackRef) -> PackTable:
-    """Return the table of a pack."""
-    return store.read_table(pack)
+def unlike_table(pack: PackRef) -> Malformed:
+    """Return the error for a placement that names a chunk which the table of its pack has not."""
+    return Malformed(
+        "a placement and its pack name different chunks at one offset",
+        where=pack.key,
+        hint=VERIFY_DEEP,
+    )
 
 
 def read_runs(store: Store, damaged: dict[str, RegistryError]) -> Iterator[RunManifest]:
