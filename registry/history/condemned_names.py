@@ -20,7 +20,7 @@ from typing import Annotated, Protocol, TypeVar
 
 from holdfast.backends import ByteRange, ObjectTruncated
 from holdfast.registry.errors import Damaged, InvalidInput, Malformed, ObjectNotFound
-from holdfast.registry.objects import RECORD_BYTES, ObjectKey, part_key
+from holdfast.registry.objects import RECORD_BYTES, ObjectKey, part_key, records_in
 from holdfast.registry.store import Store
 from holdfast.registry.values import Digest, DigestField, Field, ProcessLock, Record
 
@@ -162,7 +162,7 @@ class CondemnedNames:
     def _found_in(self, block: tuple[_Part, list[bytes], bytes | None]) -> list[bytes]:
         part, records, data = block
         data = self._read(part) if data is None else _checked(part, data)
-        held = set(_split(data))
+        held = set(records_in(data))
         return [record for record in records if record in held]
 
     def _records(self, table: SweepTable) -> Iterator[bytes]:
@@ -171,7 +171,7 @@ class CondemnedNames:
             data = self._get(shard.index, None)
             index = _checked(_Part(shard.index, 0, shard.index_bytes, shard.index), data)
             for block in shard.blocks(index):
-                yield from _split(_checked(block.part, data[block.part.start :]))
+                yield from records_in(_checked(block.part, data[block.part.start :]))
 
     def _read(self, part: _Part) -> bytes:
         with self._lock.here():
@@ -265,10 +265,6 @@ def _spread(
         for number in range(start, bisect_right(firsts, prefix)):
             asked.setdefault(number, []).append(record)
     return [(pieces[number], some) for number, some in sorted(asked.items())]
-
-
-def _split(data: bytes) -> Iterator[bytes]:
-    return (data[at : at + RECORD_BYTES] for at in range(0, len(data), RECORD_BYTES))
 
 
 def _checked(part: _Part, data: bytes) -> bytes:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from holdfast.registry.objects.keys import parse_number as parse_number
     from holdfast.registry.objects.keys import parse_part as parse_part
     from holdfast.registry.objects.keys import part_key as part_key
+    from holdfast.registry.objects.keys import records_in as records_in
     from holdfast.registry.objects.keys import signatures_prefix as signatures_prefix
     from holdfast.registry.objects.keys import slot_key as slot_key
     from holdfast.registry.objects.keys import snapshot_key as snapshot_key

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from holdfast.backends.escape import quoted
@@ -80,6 +81,11 @@ class ObjectKey(NamedTuple):
         digest, rest = _RECORD.unpack(record)
         kind, generation = divmod(rest, 2**_KIND_SHIFT)
         return cls(KINDS[kind], Digest(digest), generation)
+
+
+def records_in(data: bytes) -> Iterator[bytes]:
+    """Return the records of keys that are joined."""
+    return (data[at : at + RECORD_BYTES] for at in range(0, len(data), RECORD_BYTES))
 
 
 def stem(kind: Kind, digest: Digest) -> str:

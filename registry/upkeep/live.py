@@ -39,13 +39,14 @@ from holdfast.registry.objects import (
     content_bytes,
     is_run_id,
     parse_number,
+    records_in,
     slot_key,
     snapshot_slot,
 )
 from holdfast.registry.store import Outcome, Store, Workers, gaps, in_batches
 from holdfast.registry.upkeep.gc_report import Tally
 from holdfast.registry.upkeep.shards import Shard
-from holdfast.registry.upkeep.sorted_rows import LISTED, SortedRows, object_rows, records_in
+from holdfast.registry.upkeep.sorted_rows import LISTED, SortedRows, object_rows
 from holdfast.registry.values import Digest
 
 _FOREIGN = (

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from holdfast.registry.objects import RECORD_BYTES, ObjectKey
+from holdfast.registry.objects import RECORD_BYTES, ObjectKey, records_in
 from holdfast.registry.upkeep.gc_report import Tally
 from holdfast.registry.upkeep.shards import Shard
 from holdfast.registry.upkeep.shelf import no_room
@@ -182,11 +182,6 @@ def object_rows(records: Iterable[bytes], what: int, size: int = 0) -> Rows:
     rows = np.zeros(len(keys), OBJECT)
     rows["key"], rows["what"], rows["size"] = keys, what, size
     return rows
-
-
-def records_in(data: bytes) -> Iterator[bytes]:
-    """Yield records that are joined."""
-    return (data[at : at + RECORD_BYTES] for at in range(0, len(data), RECORD_BYTES))
 
 
 def keys_of(rows: Rows) -> list[ObjectKey]:
