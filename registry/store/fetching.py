@@ -21,7 +21,7 @@ from itertools import repeat
 from typing import Any, Literal, NamedTuple, Protocol
 
 from holdfast.backends import ByteRange
-from holdfast.registry.errors import Damaged, Malformed, ObjectNotFound, ObjectTruncated
+from holdfast.registry.errors import Damaged, Malformed
 from holdfast.registry.objects import (
     MAX_DEPTH,
     NO_BASE,
@@ -34,7 +34,7 @@ from holdfast.registry.objects import (
     codecs,
 )
 from holdfast.registry.objects.codecs import RAW, codec_name, codec_number
-from holdfast.registry.store.store import Store, missing
+from holdfast.registry.store.store import Store
 from holdfast.registry.store.threads import results
 from holdfast.registry.values import Digest, collector_paused
 
@@ -308,20 +308,9 @@ class Fetch:
 
     def _stored(self, job: Job, scratch: Scratch) -> list[memoryview]:
         """Read the stored bytes of a job's chunks; raw ones go straight to their memory."""
-        key = job.pack.key
         # Allocated when the job runs, so that waiting jobs hold no scratch memory.
         stored = job.stored(scratch)
-        try:
-            self._store.backend.get(str(key), job.byte_range, into=stored)
-        except ObjectNotFound as error:
-            raise missing(key) from error
-        except ObjectTruncated as error:
-            raise Damaged(
-                "damaged pack: it ends before its chunks do",
-                where=key,
-                expected=f"{job.pack.size_bytes} bytes",
-                found=error.found,
-            ) from error
+        self._store.read_part(job.pack, job.byte_range, stored)
         self._moved.append(len(job.byte_range))
         return stored
 

@@ -8,7 +8,7 @@ Owns the reading of manifests, placements and the configuration, and the thread 
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Self, TypeVar
 
 from holdfast.backends import Backend, ByteRange, refuse_links
@@ -185,19 +185,25 @@ class Store:
 
     def read_table(self, pack: PackRef, after: int = 0) -> PackTable:
         """Read only the end of a pack, after a known chunk, and verify its table of contents."""
-        where = str(pack.key)
 
         def read(start: int, stop: int) -> bytes:
-            return self.backend.get(where, ByteRange(start, stop))
+            return self.read_part(pack, ByteRange(start, stop))
 
+        where, name = str(pack.key), pack.key.digest
+        return read_pack_table(read, pack.size_bytes, name, where=where, after=after)
+
+    def read_part(
+        self, pack: PackRef, byte_range: ByteRange, into: Sequence[memoryview] | None = None
+    ) -> bytes:
+        """Return bytes of a pack that must exist, or put them into memory, as `Backend.get`."""
         try:
-            return read_pack_table(read, pack.size_bytes, pack.key.digest, where=where, after=after)
+            return self.backend.get(str(pack.key), byte_range, into=into)
         except ObjectNotFound as error:
             raise missing(pack.key) from error
         except ObjectTruncated as error:
             raise Damaged(
                 "damaged pack: it ends too early",
-                where=where,
+                where=pack.key,
                 expected=f"{pack.size_bytes} bytes",
                 found=error.found,
             ) from error

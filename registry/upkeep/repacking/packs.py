@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from holdfast.backends import ByteRange
-from holdfast.registry.errors import Damaged, ObjectNotFound, ObjectTruncated
 from holdfast.registry.objects import ObjectKey, PackEntry, PackRef, trailer
 from holdfast.registry.store import (
     Outcome,
@@ -20,7 +19,6 @@ from holdfast.registry.store import (
     Store,
     Workers,
     is_sound,
-    missing,
     verify_chunk,
 )
 from holdfast.registry.upkeep.repacking.repack_plan import Target
@@ -124,8 +122,8 @@ def make_body(store: Store, target: Target) -> bytearray:
     body = bytearray(target.size_bytes)
     view = memoryview(body)
     for pack, stretch in _stretches(target):
-        start = stretch[0][0]
-        data = _read(store, pack, start, stretch[-1][0] + stretch[-1][1].stored_bytes)
+        start, stop = stretch[0][0], stretch[-1][0] + stretch[-1][1].stored_bytes
+        data = memoryview(store.read_part(pack, ByteRange(start, stop)))
         for offset, entry in stretch:
             stored = data[offset - start :][: entry.stored_bytes]
             _verify(stored, entry, pack.key, offset)
@@ -135,20 +133,6 @@ def make_body(store: Store, target: Target) -> bytearray:
             view[entry.offset :][: entry.stored_bytes] = made
     view[target.chunk_bytes :] = target.encoded + trailer(target.encoded)
     return body
-
-
-def _read(store: Store, pack: PackRef, start: int, stop: int) -> memoryview:
-    try:
-        return memoryview(store.backend.get(str(pack.key), ByteRange(start, stop)))
-    except ObjectNotFound as error:
-        raise missing(pack.key) from error
-    except ObjectTruncated as error:
-        raise Damaged(
-            "damaged pack: it ends before its chunks do",
-            where=pack.key,
-            expected=f"{pack.size_bytes} bytes",
-            found=error.found,
-        ) from error
 
 
 def _stretches(target: Target) -> Iterator[tuple[PackRef, list[_Wanted]]]:
