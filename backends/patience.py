@@ -73,6 +73,11 @@ class Patience:
         """The longest time that one attempt may be too slow."""
         return self.deadline_s / 3
 
+    @property
+    def connect_s(self) -> float:
+        """The longest time to wait for a connection."""
+        return min(10.0, self.try_s)
+
     def pause_s(self, failures: int) -> float:
         """Return a random pause after some failures; full jitter separates writers."""
         # The exponent is bounded because a float overflows beyond 2 ** 1023.

@@ -40,7 +40,6 @@ from holdfast.backends.fsspec.dialect import BucketDialect, Call, Page, Query, s
 from holdfast.backends.patience import Patience, not_proven, unanswered
 from holdfast.backends.s3.proof import NotProven
 
-_CONNECT_S = 10.0
 _UNANSWERED = (ServiceRequestError, ServiceResponseError, IncompleteReadError)
 # adlfs closes its client when the process ends; a new instance answers.
 _CLOSED = "transport has already been closed"
@@ -61,7 +60,7 @@ class AzureDialect(BucketDialect):
     def options(self, given: Mapping[str, Any], patience: Patience) -> dict[str, Any]:
         """Add our patience for uploads and downloads."""
         usual = {
-            "connection_timeout": max(1, int(min(_CONNECT_S, patience.try_s))),
+            "connection_timeout": max(1, int(patience.connect_s)),
             "read_timeout": max(1, int(patience.try_s)),
         }
         return {**usual, **given, "use_listings_cache": False}

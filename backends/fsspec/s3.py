@@ -25,13 +25,10 @@ from holdfast.backends.s3.proof import (
     check_page,
     check_raw,
 )
+from holdfast.backends.s3.settings import BUCKET_OWNER, KEEPS
 
-BUCKET_OWNER = "HOLDFAST_S3_BUCKET_OWNER"
-
-_CONNECT_S = 10.0
 # Larger bodies are refused by S3; smaller ones never leave as an upload of parts.
 _ONE_PUT_BYTES = 5 * 2**30
-_KEEPS: dict[str | None, bool] = {"Enabled": True, None: False}
 
 _CHECKS = {
     "PutObject": check_answered,
@@ -50,7 +47,7 @@ class S3Dialect(BucketDialect):
     def options(self, given: Mapping[str, Any], patience: Patience) -> dict[str, Any]:
         """Add our patience and the expected owner; the backend itself repeats requests."""
         usual = {
-            "connect_timeout": min(_CONNECT_S, patience.try_s),
+            "connect_timeout": patience.connect_s,
             "read_timeout": patience.try_s,
             "retries": {"mode": "standard", "total_max_attempts": 1},
         }
@@ -134,7 +131,7 @@ class S3Dialect(BucketDialect):
     def keeps_versions(self, call: Call, bucket: str) -> bool | None:
         """Return whether the bucket keeps versions."""
         found = call("call_s3", "get_bucket_versioning", Bucket=bucket)
-        return _KEEPS.get(found.get("Status"))
+        return KEEPS.get(found.get("Status"))
 
     @contextmanager
     def translated(self, where: str, *, writes: bool = False) -> Iterator[None]:

@@ -124,11 +124,6 @@ class FsspecBackend(Backend):
         """The account of Azure."""
         return self._server
 
-    @property
-    def read_only(self) -> str:
-        """Why nothing can be written here; empty where that is possible."""
-        return self._dialect.reason
-
     def get(
         self,
         key: str,

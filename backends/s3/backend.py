@@ -57,15 +57,13 @@ from holdfast.backends.s3.proof import (
     check_page,
     check_written,
 )
-from holdfast.backends.s3.settings import READ_AT_ONCE, S3Settings
+from holdfast.backends.s3.settings import BUCKET_OWNER, KEEPS, READ_AT_ONCE, S3Settings
 from holdfast.backends.secrets import Secrets, hidden
 from holdfast.backends.waiting import Wait, waiting
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
-
-BUCKET_OWNER = "HOLDFAST_S3_BUCKET_OWNER"
 
 _T = TypeVar("_T")
 
@@ -76,8 +74,6 @@ _DELETES = 1000
 # A body up to this size is joined and sent right after its headers. Before a larger one the SDK
 # asks the store (Expect: 100-continue), so that a refused conditional put uploads nothing.
 _SMALL_BYTES = 64 * 1024
-# Status of a bucket's versioning -> whether it keeps deleted objects; None: never enabled.
-_KEEPS: dict[str | None, bool] = {"Enabled": True, None: False}
 
 _open: WeakSet[S3Backend] = WeakSet()
 
@@ -329,7 +325,7 @@ class S3Backend(Backend):
             )
         except (AccessDenied, StoreUnsuitable):
             return None
-        return _KEEPS.get(found.get("Status"))
+        return KEEPS.get(found.get("Status"))
 
     def close(self) -> None:
         """Release the connections; a later call opens new ones."""

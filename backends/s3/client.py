@@ -35,8 +35,6 @@ from holdfast.backends.waiting import Wait, current
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-_CONNECT_S = 10.0
-
 
 def make_client(
     location: Location, patience: Patience, connections: int, settings: S3Settings
@@ -96,7 +94,7 @@ def _config(
     ours = Config(
         # One for each thread of a registry; otherwise urllib3 warns and reconnects.
         max_pool_connections=connections,
-        connect_timeout=min(_CONNECT_S, patience.try_s),
+        connect_timeout=patience.connect_s,
         # Bounds each wait for bytes; `holdfast.backends.waiting` bounds their sum.
         read_timeout=patience.try_s,
         tcp_keepalive=True,

@@ -42,6 +42,7 @@ from holdfast.backends.errors import (
 )
 from holdfast.backends.patience import not_proven, unanswered
 from holdfast.backends.s3.proof import NotProven, Redirected
+from holdfast.backends.s3.settings import BUCKET_OWNER
 
 _CREDENTIALS = {
     "ExpiredToken": "the credentials have expired",
@@ -216,10 +217,8 @@ def _missing_right() -> str:
         "The role needs s3:GetObject and s3:ListBucket (without the latter an absent object looks "
         "forbidden), and s3:PutObject to write."
     )
-    owner = os.environ.get("HOLDFAST_S3_BUCKET_OWNER")
-    return (
-        f"{hint} The bucket must belong to {owner} (HOLDFAST_S3_BUCKET_OWNER)." if owner else hint
-    )
+    owner = os.environ.get(BUCKET_OWNER)
+    return f"{hint} The bucket must belong to {owner} ({BUCKET_OWNER})." if owner else hint
 
 
 def _skewed(error: ClientError, where: str) -> AccessDenied:

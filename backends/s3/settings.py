@@ -13,6 +13,11 @@ from typing import Any
 
 from holdfast.backends.errors import InvalidLocation
 
+#: With this variable, an account id, every request to a bucket of another account fails.
+BUCKET_OWNER = "HOLDFAST_S3_BUCKET_OWNER"
+#: Status of a bucket's versioning -> whether it keeps deleted objects; None: never enabled.
+KEEPS: dict[str | None, bool] = {"Enabled": True, None: False}
+
 _CREDENTIALS = {
     "key": "aws_access_key_id",
     "username": "aws_access_key_id",
@@ -50,7 +55,7 @@ _TUNING = (
     *("fixed_upload_size", "cache_regions", "asynchronous", "loop", "batch_size"),
 )
 _OFF = ("session", "version_aware", "local_expiry_check")
-_OWNER_HINT = "Set HOLDFAST_S3_BUCKET_OWNER."
+_OWNER_HINT = f"Set {BUCKET_OWNER}."
 _HINTS = {
     "retries": "Set HOLDFAST_S3_TIMEOUT: Holdfast itself repeats requests.",
     "ExpectedBucketOwner": _OWNER_HINT,

@@ -23,10 +23,11 @@ from obstore.store import S3Store
 from holdfast.backends.base import Body, ByteRange, as_buffers, check_into, check_key
 from holdfast.backends.errors import InvalidLocation, ObjectNotFound
 from holdfast.backends.limits import max_record_bytes
-from holdfast.backends.s3.backend import BUCKET_OWNER, S3Backend
+from holdfast.backends.s3.backend import S3Backend
 from holdfast.backends.s3.body import fill
 from holdfast.backends.s3.errors import translated
 from holdfast.backends.s3.proof import NotProven, check_got
+from holdfast.backends.s3.settings import BUCKET_OWNER
 
 # Larger objects gain nothing, and boto3 can be interrupted.
 _PUT_BYTES, _GET_BYTES = 64 * 1024, 256 * 1024
