@@ -360,8 +360,7 @@ def _component_row(name: str, part: Component) -> tuple[object, ...]:
     from holdfast.registry.values import size
 
     types = ", ".join(sorted({entry.dtype for entry in part.tensors}))
-    nbytes = sum(entry.nbytes for entry in part.tensors)
-    return name, len(part.tensors), size(nbytes), types, part.digest.short
+    return name, len(part.tensors), size(part.nbytes), types, part.digest.short
 
 
 def load_to_train(stored: Stored, map_location: object) -> Any:

@@ -74,15 +74,6 @@ def place_manifest(
     new_bytes: int = 0,
 ) -> Written:
     """Put the manifest and the placement of a state whose chunks are all on the store."""
-    place = put_place(store, writer, manifest, placement)
-    chosen = ChosenKeys(placed_keys(place, placement), cover(bases))
-    return Written(PlacedState(place, manifest, placement, lists), chosen, new_bytes)
-
-
-def put_place(
-    store: Store, writer: ObjectWriter, manifest: Manifest, placement: Placement
-) -> Place:
-    """Put a manifest and its placement; return the place that names both."""
     manifest_key, placement_key = results(
         [
             store.pools.small.submit(
@@ -95,7 +86,9 @@ def put_place(
     )
     store.remember(manifest_key, manifest)
     store.remember(placement_key, placement)
-    return make_place(manifest_key, placement_key)
+    place = make_place(manifest_key, placement_key)
+    chosen = ChosenKeys(placed_keys(place, placement), cover(bases))
+    return Written(PlacedState(place, manifest, placement, lists), chosen, new_bytes)
 
 
 def make_place(manifest: ObjectKey, placement: ObjectKey) -> Place:

@@ -382,8 +382,7 @@ def _check_vanishing(leaf: ArrayLeaf, dtype: str, lost: int, nonzero: int) -> No
             where=leaf.path,
             expected=f"at most {_VANISHING_AT_MOST:.0%} of the nonzero numbers to become zero",
             found=f"{lost} of {nonzero}",
-            hint="Say 'keep' for this tensor"
-            + (", or 'bf16', which has the range of float32." if policy == "fp16" else "."),
+            hint=_instead_of(policy),
         )
 
 
@@ -394,9 +393,13 @@ def _refuse(leaf: ArrayLeaf, dtype: str, found: float) -> NoReturn:
         where=leaf.path,
         expected=f"at most {_LARGEST[dtype]} in magnitude",
         found=f"{found:g}",
-        hint="Say 'keep' for this tensor"
-        + (", or 'bf16', which has the range of float32." if policy == "fp16" else "."),
+        hint=_instead_of(policy),
     )
+
+
+def _instead_of(policy: str) -> str:
+    wider = ", or 'bf16', which has the range of float32" if policy == "fp16" else ""
+    return f"Say 'keep' for this tensor{wider}."
 
 
 def _policy(dtype: str) -> str:
