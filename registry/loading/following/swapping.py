@@ -31,7 +31,7 @@ from holdfast.registry.loading.fit import (
 )
 from holdfast.registry.loading.tensors import tensors_by_path
 from holdfast.registry.objects import Component, Manifest, TensorEntry, grid
-from holdfast.registry.spec.precision import stored_view, widen_all
+from holdfast.registry.spec import precision
 from holdfast.registry.store import Fetch, Store, index_chunks
 from holdfast.registry.values import Digest, collector_paused
 
@@ -81,7 +81,7 @@ class Resident:
         )
         destination.view[:] = data
         if destination.widening is not None:
-            widen_all([destination.widening], pool)
+            precision.widen_all([destination.widening], pool)
         return destination.settle
 
     def examine(self, number: int, size: int) -> tuple[Digest, bool]:
@@ -98,8 +98,8 @@ class Resident:
             return Digest(hashlib.sha256(own).digest()), True
         data = self._narrowed(own, self._stored_dtype)
         again = memoryview(bytearray(len(own)))
-        stored_view(again, self._stored_dtype, self._dtype)[:] = data
-        _rounding().widen(again, self._stored_dtype, self._dtype)
+        precision.stored_view(again, self._stored_dtype, self._dtype)[:] = data
+        precision.rounding.widen(again, self._stored_dtype, self._dtype)
         return Digest(hashlib.sha256(data).digest()), _equal(again, own)
 
     @property
@@ -134,8 +134,7 @@ class Resident:
 
     def _narrowed(self, own: memoryview, dtype: str) -> memoryview:
         """Round as a save does: a widened number gets the bits that were stored."""
-        made: memoryview = _rounding().narrow(own, self._dtype, dtype)
-        return made
+        return precision.rounding.narrow(own, self._dtype, dtype)
 
     def _start(self, number: int) -> int:
         run, at = divmod(number, self.grid.chunks_per_run)
@@ -155,13 +154,6 @@ class Resident:
 
 def _copy(into: memoryview, data: memoryview) -> None:
     into[:] = data
-
-
-def _rounding() -> Any:
-    # Imported late, because it imports numpy.
-    from holdfast.registry.spec.precision import rounding
-
-    return rounding
 
 
 def _equal(one: memoryview, other: memoryview) -> bool:

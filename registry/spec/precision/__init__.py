@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
+    from holdfast.registry.spec.precision import rounding as rounding
     from holdfast.registry.spec.precision.policy import Narrowing as Narrowing
     from holdfast.registry.spec.precision.policy import Precision as Precision
     from holdfast.registry.spec.precision.policy import PrecisionPolicy as PrecisionPolicy
