@@ -772,54 +772,32 @@ def test_a_run_that_lets_go_meanwhile(mixed, open_registry, prefix, method):
     loads(open_registry(mixed))
 
 
-def test_a_save_meanwhile_that_builds_on_what_is_stored_anew(mixed, open_registry):
+def saves_on_it(other):
     """The base of its delta moves to another encoding before the next slot."""
+    other.run("run").save(state(6), step=6)
+    link(other, "run", {6: 5})
+
+
+def undoes(other):
+    assert other.run("run").retention.undo()
+
+
+def asks_for_something_else(other):
+    other.repack(compression="lz4")
+
+
+@pytest.mark.parametrize("act", [saves_on_it, undoes, asks_for_something_else])
+def test_what_another_does_before_the_slot_is_put(mixed, open_registry, act):
     hooked = Hooked(mixed)
 
-    def saves() -> None:
+    def meanwhile() -> None:
         with open_on(mixed) as other:
-            other.run("run").save(state(6), step=6)
-            link(other, "run", {6: 5})
+            act(other)
 
-    hooked.before = Once("runs/run/log/", saves, "put_if_absent")
-    open_registry(hooked).repack(compression="zstd")
-    assert hooked.before.done
-    collected(mixed)
-    loads(open_registry(mixed))
-    open_registry(mixed).repack(compression="zstd")
-    collected(mixed)
-    loads(open_registry(mixed))
-    settles(mixed, compression="zstd")
-
-
-def test_an_eviction_that_is_undone_meanwhile(mixed, open_registry):
-    hooked = Hooked(mixed)
-
-    def undo() -> None:
-        with open_on(mixed) as other:
-            assert other.run("run").retention.undo()
-
-    hooked.before = Once("runs/run/log/", undo, "put_if_absent")
+    hooked.before = Once("runs/run/log/", meanwhile, "put_if_absent")
     open_registry(hooked).repack(compression="zstd")
     assert hooked.before.done
     loads(open_registry(mixed))
-    collected(mixed)
-    open_registry(mixed).repack(compression="zstd")
-    collected(mixed)
-    loads(open_registry(mixed))
-    settles(mixed, compression="zstd")
-
-
-def test_two_repackers_at_once_ask_for_different_things(mixed, open_registry):
-    hooked = Hooked(mixed)
-
-    def other() -> None:
-        with open_on(mixed) as second:
-            second.repack(compression="lz4")
-
-    hooked.before = Once("runs/run/log/", other, "put_if_absent")
-    open_registry(hooked).repack(compression="zstd")
-    assert hooked.before.done
     collected(mixed)
     loads(open_registry(mixed))
     open_registry(mixed).repack(compression="zstd")
