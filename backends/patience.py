@@ -6,7 +6,6 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from holdfast.backends.errors import InvalidLocation, StoreUnavailable
@@ -120,29 +119,16 @@ def _positive(name: str, usual: float) -> float:
 
 
 class Attempts:
-    """The failures of one call.
+    """The failures of one call."""
 
-    Args:
-        patience: How long to keep trying.
-        sleep: Waits for a number of seconds.
-        clock: Returns seconds that never go back.
-    """
-
-    def __init__(
-        self,
-        patience: Patience,
-        sleep: Callable[[float], None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, patience: Patience) -> None:
         self._patience = patience
-        self._sleep = sleep or time.sleep
-        self._clock = clock
-        self._began_s = clock()
+        self._began_s = time.monotonic()
         self._failures = 0
 
     def left_s(self) -> float:
         """Return the seconds until the deadline; 0 after it."""
-        return max(0.0, self._began_s + self._patience.deadline_s - self._clock())
+        return max(0.0, self._began_s + self._patience.deadline_s - time.monotonic())
 
     def failed(self, error: StoreUnavailable) -> None:
         """Wait before the next attempt, or raise the error if there is no more attempt.
@@ -152,7 +138,7 @@ class Attempts:
         self._failures += 1
         left_s = self.left_s()
         if self._failures >= self._patience.attempts or left_s <= self._patience.first_s:
-            passed_s = self._clock() - self._began_s
+            passed_s = time.monotonic() - self._began_s
             error.add_note(f"tried {self._failures} times in {passed_s:.1f} s")
             raise error
-        self._sleep(min(self._patience.pause_s(self._failures), left_s / 2))
+        time.sleep(min(self._patience.pause_s(self._failures), left_s / 2))

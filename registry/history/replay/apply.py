@@ -144,7 +144,7 @@ def set_tag(draft: Draft, action: SetTag) -> None:
 def remove_tag(draft: Draft, action: RemoveTag) -> None:
     """Take a movable name away."""
     draft.require(("tag", action.name) in draft.pins, f"there is no tag {action.name} to remove")
-    draft.remove_pin("tag", action.name)
+    draft.remove_tag(action.name)
 
 
 def set_pin(draft: Draft, action: SetPin) -> None:

@@ -258,9 +258,9 @@ class Draft:
             if pin.checkpoint is not None:
                 pinned[pin.checkpoint] = pinned.get(pin.checkpoint, 0) + 1
 
-    def remove_pin(self, kind: str, name: str) -> None:
-        """Remove a gate or a tag."""
-        before = self._write("by_pin").pop((kind, name))
+    def remove_tag(self, name: str) -> None:
+        """Remove a tag."""
+        before = self._write("by_pin").pop(("tag", name))
         self._release(_named(before))
         if before.checkpoint is not None:
             _count_down(self._write("pinned"), before.checkpoint)
