@@ -143,10 +143,6 @@ class Checked:
     covers: dict[Place, tuple[str, ...]] = field(default_factory=dict)
     size_bytes: int = 0  # bytes that were read
 
-    def blame(self, key: ObjectKey, fault: Fault) -> None:
-        """Note a fault of an object, unless it has one already."""
-        self.faults.setdefault(key, fault)
-
 
 @dataclass(slots=True)
 class CheckedRows:
@@ -284,9 +280,9 @@ def _get(store: Store, key: ObjectKey, checked: Checked) -> bytes | None:
     try:
         data = store.backend.get(str(key))
     except ObjectNotFound:
-        checked.blame(key, Fault(missing(key).summary, is_gone=True))
+        checked.faults.setdefault(key, Fault(missing(key).summary, is_gone=True))
     except RegistryError as error:
-        checked.blame(key, Fault(fault_of(error) or ""))
+        checked.faults.setdefault(key, Fault(fault_of(error) or ""))
     else:
         checked.size_bytes += len(data)
         return data
@@ -299,7 +295,7 @@ def _decode(
     try:
         return decode(data, key)
     except RegistryError as error:
-        checked.blame(key, Fault(fault_of(error) or ""))
+        checked.faults.setdefault(key, Fault(fault_of(error) or ""))
     return None
 
 

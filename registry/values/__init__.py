@@ -82,7 +82,6 @@ if TYPE_CHECKING:
     from holdfast.registry.values.records import NumberField as NumberField
     from holdfast.registry.values.records import PhaseName as PhaseName
     from holdfast.registry.values.records import Plain as Plain
-    from holdfast.registry.values.records import Problem as Problem
     from holdfast.registry.values.records import Record as Record
     from holdfast.registry.values.records import Spelled as Spelled
     from holdfast.registry.values.records import Step as Step

@@ -14,7 +14,6 @@ from holdfast.registry.history.replay.advance import Slot as Slot
 from holdfast.registry.history.replay.advance import advance as advance
 from holdfast.registry.history.replay.advance import foresee as foresee
 from holdfast.registry.history.replay.advance import link_after as link_after
-from holdfast.registry.history.replay.evicted import EvictedNumbers as EvictedNumbers
 from holdfast.registry.history.replay.evicted import NeedsHistory as NeedsHistory
 from holdfast.registry.history.replay.evicted import has_bit as has_bit
 from holdfast.registry.history.replay.parted_run import PART_NAMES as PART_NAMES
@@ -23,7 +22,6 @@ from holdfast.registry.history.replay.parted_run import PartRef as PartRef
 from holdfast.registry.history.replay.parted_run import RecentRun as RecentRun
 from holdfast.registry.history.replay.parted_run import SnapshotPart as SnapshotPart
 from holdfast.registry.history.replay.run_manifest import RunManifest as RunManifest
-from holdfast.registry.history.replay.run_parts import Archive as Archive
 from holdfast.registry.history.replay.run_parts import CheckpointRecord as CheckpointRecord
 from holdfast.registry.history.replay.run_parts import Hold as Hold
 from holdfast.registry.history.replay.run_parts import Note as Note
