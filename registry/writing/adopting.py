@@ -98,7 +98,8 @@ def _together(source: Store, wanted: Sequence[Place]) -> Iterator[list[_Placed]]
     held = 0
     for start in range(0, len(wanted), _READ_AT_ONCE):
         few = wanted[start : start + _READ_AT_ONCE]
-        read = Workers(None, source).all(_read_placement, few, pool="small")
+        keys = [place.placement_key for place in few]
+        read = Workers(None, source).all(Store.placement, keys, pool="small")
         for placed in zip(few, read, strict=True):
             some.append(placed)
             held += placed[1].content_bytes
@@ -107,10 +108,6 @@ def _together(source: Store, wanted: Sequence[Place]) -> Iterator[list[_Placed]]
             some, held = [], 0
     if some:
         yield some
-
-
-def _read_placement(source: Store, place: Place) -> Placement:
-    return source.placement(place.placement_key)
 
 
 def _newest_packs(store: Store, run: RunManifest) -> set[ObjectKey]:
