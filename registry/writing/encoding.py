@@ -72,9 +72,8 @@ class Encoding:
 
     def __init__(self, codec: str) -> None:
         self._codec = codec
-        self._stored_as = codecs.stored_as(
-            codec
-        )  # of deltas too: planes of differences gain nothing
+        # Of deltas too: planes of differences gain nothing.
+        self._stored_as = codecs.stored_as(codec)
         # By tensor. Two threads may try the same tensor; they find the same ratio.
         self._ratios: dict[int, float] = {}
         self._delta_ratios: dict[int, float] = {}

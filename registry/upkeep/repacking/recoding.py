@@ -20,13 +20,13 @@ import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from holdfast.registry.errors import Malformed
 from holdfast.registry.history.actions import Place
 from holdfast.registry.objects import MAX_DEPTH, Manifest, ObjectKey, PackEntry, Placement
 from holdfast.registry.objects.codecs import AUTO, RAW, ZSTD, stored_as
-from holdfast.registry.pytree import ArrayLeaf
+from holdfast.registry.pytree import NamedLeaf
 from holdfast.registry.store import Store, in_batches, read_lists
 from holdfast.registry.upkeep.repacking.chunks import (
     ChunkEncoder,
@@ -151,13 +151,6 @@ class Recoding:
     #: The new encodings that are not stored yet, as entries at offset 0.
     made: Mapping[Chunk, PackEntry] = field(default_factory=dict)
     encoder: ChunkEncoder | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Typed:
-    """The only field of an `ArrayLeaf` that the encoding reads."""
-
-    dtype: str
 
 
 def plan_recoding(
@@ -413,7 +406,7 @@ class _Forest:
     ) -> PackEntry:
         """Return the entry of a chunk as a save would store it."""
         dtype, data = self._tensors().dtypes.get(digest), raw[digest]
-        leaf = None if dtype is None else cast("ArrayLeaf", _Typed(dtype))
+        leaf = None if dtype is None else NamedLeaf(dtype, (), len(data), "")
         # A new `Encoding` for each, so that the order of the chunks does not matter.
         found = Encoding(self._zstd if codec == ZSTD else codec).encode(data, leaf)
         if base is not None and dtype is not None:
