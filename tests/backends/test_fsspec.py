@@ -101,12 +101,8 @@ def behind(
 ) -> Iterator[Backend]:
     url = moto_url()
     monkeypatch.setenv("AWS_ENDPOINT_URL", gateway.url)
-    fs = s3fs.S3FileSystem(skip_instance_cache=True)
-    backend = FsspecBackend(fs, url, dialect_of(fs), PATIENCE)
-    backend.put("a", b"0123456789")
-    backend.put("dir/b", b"another 10")
-    yield backend
-    backend.close()
+    with filled(s3fs.S3FileSystem(skip_instance_cache=True), url) as backend:
+        yield backend
 
 
 @pytest.fixture
