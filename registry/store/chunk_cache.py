@@ -18,7 +18,6 @@ as 32 KiB at least; this bounds the number of files that a scan has to read.
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import os
 import stat
@@ -159,7 +158,7 @@ class ChunkCache:
                 self._say(error)
             return False
         try:
-            good = _read(fd, view) and (not verified or hashlib.sha256(view).digest() == digest)
+            good = _read(fd, view) and (not verified or Digest.of(view) == digest)
             if good:
                 _touch(fd)
         except OSError as error:

@@ -12,7 +12,6 @@ is cached, only the delta is fetched.
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -346,13 +345,13 @@ class Fetch:
                 where=where,
                 expected=chunk.digest.short,
             )
-        found = hashlib.sha256(stored).digest()
+        found = Digest.of(stored)
         if found != entry.stored_digest:
             raise Damaged(
                 "damaged chunk: its stored bytes do not hash to their digest",
                 where=where,
                 expected=entry.stored_digest,
-                found=Digest(found),
+                found=found,
                 hint=_MEND,
             )
 
@@ -395,13 +394,13 @@ def check_length(digest: Digest, row: ChunkRow | Wanted, raw_bytes: int) -> None
 
 def verify_chunk(data: memoryview, digest: Digest, key: ObjectKey, offset: int) -> None:
     """Check a chunk's raw bytes."""
-    found = hashlib.sha256(data).digest()
+    found = Digest.of(data)
     if found != digest:
         raise Damaged(
             "damaged chunk: its bytes do not hash to its digest",
             where=f"{key} at offset {offset}",
             expected=digest,
-            found=Digest(found),
+            found=found,
             hint=_MEND,
         )
 

@@ -11,7 +11,6 @@ deltas.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -107,7 +106,7 @@ class Encoding:
         stored = codecs.encode(view, item_size(dtype), codecs.for_type(self._codec, dtype))
         if len(stored) > len(view) * WORTH:
             return Encoded.raw(view)
-        return Encoded(stored, len(view), self._stored_as, Digest(hashlib.sha256(stored).digest()))
+        return Encoded(stored, len(view), self._stored_as, Digest.of(stored))
 
     def _ratio_of(self, leaf: ArrayLeaf, data: memoryview) -> float:
         """Return the share of its length that compression leaves of a tensor."""
@@ -139,7 +138,7 @@ class Encoding:
         stored = codecs.encode(delta, item, self._stored_as)
         if len(stored) > most_bytes:
             return None
-        digest = Digest(hashlib.sha256(stored).digest())
+        digest = Digest.of(stored)
         again = None
         if base.room < 1:
             codecs.join(delta, view)  # the memory of the delta becomes the base

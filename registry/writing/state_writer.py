@@ -8,7 +8,6 @@ It remembers states that later ones can be stored against. It commits nothing:
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -258,7 +257,7 @@ def _new_packs(
     for group in cut_groups(_chunks(state)):
         views = [leaf.buffer()[start:stop] for leaf, start, stop in group]
         fresh: dict[Digest, int] = {}
-        for digest, view in zip(store.pools.hashing.map(_hash, views), views, strict=True):
+        for digest, view in zip(store.pools.hashing.map(Digest.of, views), views, strict=True):
             if digest not in seen:
                 seen.add(digest)
                 fresh[digest] = len(view)
@@ -282,7 +281,3 @@ def _chunks(state: FlatState) -> Iterator[tuple[str, int, tuple[ArrayLeaf, int, 
             for size in grid(leaf.dtype, leaf.shape).sizes():
                 yield group_name(part), size, (leaf, start, start + size)
                 start += size
-
-
-def _hash(view: memoryview) -> Digest:
-    return Digest(hashlib.sha256(view).digest())

@@ -8,7 +8,6 @@ of the grid to a part of an existing tensor, on the host or not, contiguous or n
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -92,15 +91,15 @@ class Resident:
         """
         if self._view is not None:
             start = self._start(number)
-            return Digest(hashlib.sha256(self._view[start : start + size]).digest()), True
+            return Digest.of(self._view[start : start + size]), True
         own = self._own(number)
         if self._stored_dtype is None:
-            return Digest(hashlib.sha256(own).digest()), True
+            return Digest.of(own), True
         data = self._narrowed(own, self._stored_dtype)
         again = memoryview(bytearray(len(own)))
         precision.stored_view(again, self._stored_dtype, self._dtype)[:] = data
         precision.rounding.widen(again, self._stored_dtype, self._dtype)
-        return Digest(hashlib.sha256(data).digest()), _equal(again, own)
+        return Digest.of(data), _equal(again, own)
 
     @property
     def is_counted(self) -> bool:
@@ -200,7 +199,7 @@ class LiveChunks:
         if resident is None or size != len(view):
             return False
         resident.read(number, view)
-        if not verified or hashlib.sha256(view).digest() == digest:
+        if not verified or Digest.of(view) == digest:
             return True
         self.was_outdated = True
         return False

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -125,7 +124,7 @@ class _Storing:
     def _hash(self, owned: tuple[int, Ints, memoryview]) -> Chunk | None:
         number, chunk, data = owned
         tensor = int(chunk[0])
-        digest = Digest(hashlib.sha256(data).digest())
+        digest = Digest.of(data)
         at = slice(number * DIGEST_BYTES, (number + 1) * DIGEST_BYTES)
         self._digests[at] = digest
         leaf = self._leaves[tensor]

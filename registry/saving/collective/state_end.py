@@ -6,7 +6,6 @@ chunks, and every save sends all to rank 0. A `ChunkLocation` takes 400 bytes; a
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -289,7 +288,7 @@ class StateEnd:
         self._check_finite(leaf, view)
         for number, size in enumerate(grid(leaf.dtype, leaf.shape).sizes()):
             data = view[start : start + size]
-            digest = Digest(hashlib.sha256(data).digest())
+            digest = Digest.of(data)
             named = NamedLeaf(leaf.dtype, leaf.shape, leaf.nbytes, leaf.path)
             self._chunks.setdefault(digest, Chunk(digest, data, named, number))
             start += size

@@ -8,7 +8,6 @@ encodings.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -123,7 +122,7 @@ class ChunkEncoder:
         base = None if entry.base is None else raw[entry.base]
         codec = self.zstd if entry.codec == ZSTD and base is None else entry.codec
         stored = encode_chunk(data, base, codec, self.dtypes[entry.digest])
-        found = Digest(hashlib.sha256(stored).digest())
+        found = Digest.of(stored)
         if found != entry.stored_digest:
             raise Damaged(
                 "a chunk was encoded to other bytes than a moment ago",

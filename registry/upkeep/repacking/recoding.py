@@ -16,7 +16,6 @@ do. Nothing is written.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -412,7 +411,7 @@ class _Forest:
         if base is not None and dtype is not None:
             delta = encode_chunk(data, raw[base], codec, dtype)
             if len(delta) <= DELTA_WORTH * len(found.stored):
-                stored = Digest(hashlib.sha256(delta).digest())
+                stored = Digest.of(delta)
                 return PackEntry(digest, 0, len(delta), len(data), codec, base, stored)
         return PackEntry(digest, 0, len(found.stored), len(data), found.codec, None, found.digest)
 
