@@ -38,12 +38,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from holdfast.backends.limits import VARIABLE
 from holdfast.registry import formats
 from holdfast.registry.errors import RegistryError
 from holdfast.registry.formats import table
 from holdfast.registry.formats.thalia import save_delta
 from holdfast.registry.formats.thalia.framing import DELTA_MAGIC
-from holdfast.registry.values.parse_limits import VARIABLE
 from tests.registry.formats import test_burn, test_cobre, test_hf, test_thalia
 from tests.support import attacks
 from tests.support.foreign import FOLDER
