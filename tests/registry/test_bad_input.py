@@ -22,6 +22,7 @@ import torch
 
 import holdfast
 from holdfast import Storing, sync
+from holdfast.backends import limits
 from holdfast.backends.errors import AccessDenied, StoreFull, StoreUnavailable, StoreUnsuitable
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.probe import probe_put_if_absent
@@ -54,7 +55,7 @@ from holdfast.registry.objects.keys import slot_key
 from holdfast.registry.objects.manifest import Manifest
 from holdfast.registry.spec import RunSpec
 from holdfast.registry.store.store import read_config
-from holdfast.registry.values import canonical, parse_limits
+from holdfast.registry.values import canonical
 from holdfast.registry.values.digest import Digest
 from tests.support.faults import Liar, flip
 from tests.support.states import save_small, small_state
@@ -414,8 +415,8 @@ def test_bad_input_37_state_too_deep(run, backend):
 
 def test_bad_input_37_manifest_too_large(monkeypatch, backend):
     data = wrap_frame(b"x" * 1000)
-    monkeypatch.setenv(parse_limits.VARIABLE, "999")
-    said = ("the/key", "expected at most 999", "found about 1000", parse_limits.VARIABLE)
+    monkeypatch.setenv(limits.VARIABLE, "999")
+    said = ("the/key", "expected at most 999", "found about 1000", limits.VARIABLE)
     with refused(backend, BeyondLimit, *said, exit_code=6):
         Manifest.decode(data, Digest.of(b""), where="the/key")
 
@@ -488,7 +489,7 @@ def test_bad_input_43_codec(backend):
 def test_bad_input_44_45_size_and_ratio(backend, monkeypatch):
     bomb = wrap_frame(bytes(10**6))
     assert len(bomb) < 1000
-    monkeypatch.setenv(parse_limits.VARIABLE, "100000")
+    monkeypatch.setenv(limits.VARIABLE, "100000")
     with refused(backend, BeyondLimit, "too much memory", "found about 1000000", exit_code=6):
         framing.unwrap_frame(bomb, where="x")
 

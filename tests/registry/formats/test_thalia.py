@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import zstandard
 
+from holdfast.backends import limits
 from holdfast.registry import formats
 from holdfast.registry.errors import (
     IncompatibleState,
@@ -32,7 +33,6 @@ from holdfast.registry.formats.content import MemoryContent
 from holdfast.registry.formats.thalia import delta, framing
 from holdfast.registry.formats.thalia.tensors import as_array
 from holdfast.registry.pytree import TensorBytes, encoding
-from holdfast.registry.values import parse_limits
 from tests.support.foreign import foreign
 from tests.support.states import same
 
@@ -497,7 +497,7 @@ def test_one_region_under_many_names_may_not_fill_the_memory(
     path = tmp_path / "many.thalia"
     path.write_bytes(signed(header.ljust(256, b"\0") + b"{}" + index + region))
     formats.read(path, portable=True)
-    monkeypatch.setenv(parse_limits.VARIABLE, str(2**20))
+    monkeypatch.setenv(limits.VARIABLE, str(2**20))
     with pytest.raises(InvalidInput, match="filling its tensors"):
         formats.read(path, portable=True)
 

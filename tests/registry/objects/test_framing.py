@@ -9,9 +9,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.backends import limits
 from holdfast.registry.errors import BeyondLimit, Damaged, Malformed
 from holdfast.registry.objects.framing import join_lines, split_lines, unwrap_frame, wrap_frame
-from holdfast.registry.values import parse_limits
 from tests.support.strategies import quick
 
 lines = st.lists(st.binary(max_size=20).filter(lambda line: b"\n" not in line), min_size=1)
@@ -85,7 +85,7 @@ def test_what_is_no_frame_is_malformed(frame):
 
 def test_a_frame_that_unpacks_to_too_much_is_refused_before_memory_is_taken(monkeypatch):
     data = wrap_frame(bytes(1001))
-    monkeypatch.setenv(parse_limits.VARIABLE, "1000")
+    monkeypatch.setenv(limits.VARIABLE, "1000")
     with pytest.raises(BeyondLimit, match="expected at most 1000 bytes; found about 1001 bytes"):
         unwrap_frame(data, where="x")
 

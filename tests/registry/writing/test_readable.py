@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 import pytest
 
+from holdfast.backends import limits
 from holdfast.registry.errors import BeyondLimit, InvalidInput, InvalidLocation, UnsupportedValue
-from holdfast.registry.values import parse_limits
 from holdfast.registry.writing import packing
 from tests.support.states import same
 from tests.support.stores import contents, new_backend
@@ -27,7 +27,7 @@ BOUND = 60_000
 @pytest.fixture
 def bound(monkeypatch: pytest.MonkeyPatch):
     def bound(size: int) -> None:
-        monkeypatch.setenv(parse_limits.VARIABLE, str(size))
+        monkeypatch.setenv(limits.VARIABLE, str(size))
 
     return bound
 
@@ -50,21 +50,21 @@ def test_a_state_at_the_bound_is_saved_and_loaded_and_one_beyond_it_is_neither(
             assert contents(backend) == before
             return str(error)
         finally:
-            bound(parse_limits.DEFAULT_BYTES)
+            bound(limits.DEFAULT_BYTES)
         bound(BOUND)
         assert same(open_registry(backend).checkpoint("run/latest").load(), make(n))
-        bound(parse_limits.DEFAULT_BYTES)
+        bound(limits.DEFAULT_BYTES)
         return ""
 
     least = bisect_left(range(BOUND), True, lo=1, hi=20_000, key=lambda n: bool(refused(n)))
     assert refused(least - 1) == ""
-    assert parse_limits.VARIABLE in refused(least)
+    assert limits.VARIABLE in refused(least)
     assert f"at most {BOUND} bytes" in refused(least)
 
     backend = new_backend()
     saved = open_registry(backend).create_run("run").save(make(least * 2), step=1)
     bound(BOUND)
-    with pytest.raises(BeyondLimit, match=parse_limits.VARIABLE):
+    with pytest.raises(BeyondLimit, match=limits.VARIABLE):
         open_registry(backend).checkpoint("run/latest").load()
     with pytest.raises(BeyondLimit):  # and nothing older is put in its place
         open_registry(backend).run("run").restore()
@@ -78,7 +78,7 @@ def test_the_manifest_itself_is_held_against_the_bound(run, backend, bound, monk
     bound(BOUND)
     with pytest.raises(InvalidInput, match="parsing it would take too much memory"):
         run.save(STATES["values"](20_000), step=1)
-    bound(parse_limits.DEFAULT_BYTES)
+    bound(limits.DEFAULT_BYTES)
     assert run.checkpoints() == []
 
 
@@ -88,7 +88,7 @@ def test_a_merge_beyond_the_bound_is_refused(reg, bound):
     averaged = {"a": run.exchange.push({"a": parts[0].load()["m"]}, step=1000)}
     bound(BOUND // 3)
     soup = reg.create_run("soup")
-    with pytest.raises((InvalidInput, BeyondLimit), match=parse_limits.VARIABLE):
+    with pytest.raises((InvalidInput, BeyondLimit), match=limits.VARIABLE):
         soup.exchange.merge([averaged["a"]], step=1)
     assert soup.checkpoints() == []
 
@@ -100,9 +100,9 @@ def test_what_goes_into_the_log_is_held_against_the_bound(field, run, bound, bac
     given = {"meta": list(range(20_000))} if field == "meta" else {}
     if field == "metrics":
         given = {"metrics": {f"metric{i}": 0.5 for i in range(2_000)}}
-    with pytest.raises((UnsupportedValue, BeyondLimit), match=parse_limits.VARIABLE):
+    with pytest.raises((UnsupportedValue, BeyondLimit), match=limits.VARIABLE):
         run.save({"m": 1}, step=1, **given)
-    bound(parse_limits.DEFAULT_BYTES)
+    bound(limits.DEFAULT_BYTES)
     assert {key for key in contents(backend) if key.startswith("runs/")} == {
         key for key in before if key.startswith("runs/")
     }
@@ -110,6 +110,6 @@ def test_what_goes_into_the_log_is_held_against_the_bound(field, run, bound, bac
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "1 GiB", "9" * 19])
 def test_a_bound_that_is_none_is_refused(value, bound, monkeypatch):
-    monkeypatch.setenv(parse_limits.VARIABLE, value)
-    with pytest.raises(InvalidLocation, match=f"{parse_limits.VARIABLE}: not a number of bytes"):
-        parse_limits.max_record_bytes()
+    monkeypatch.setenv(limits.VARIABLE, value)
+    with pytest.raises(InvalidLocation, match=f"{limits.VARIABLE}: not a number of bytes"):
+        limits.max_record_bytes()

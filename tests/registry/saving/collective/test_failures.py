@@ -14,6 +14,7 @@ import pytest
 
 import holdfast
 from holdfast import Checkpoint, Registry
+from holdfast.backends import limits
 from holdfast.distributed import Group
 from holdfast.registry.errors import (
     IncompatibleState,
@@ -27,7 +28,6 @@ from holdfast.registry.history.log import RunLog
 from holdfast.registry.saving.collective import talk
 from holdfast.registry.saving.collective.sides import Following, Leading
 from holdfast.registry.spec import RunSpec
-from holdfast.registry.values import parse_limits
 from holdfast.registry.writing.object_writer import Condemned
 from tests.registry.saving.collective.ranks import Mortal, Troubled, group_of, mortals, together
 from tests.registry.saving.collective.rows import WHOLE, Rows, state
@@ -168,7 +168,7 @@ def test_a_state_that_could_not_be_read_again_is_refused_on_all(
             return mine.run("run", group=group).save(large, step=1)
 
     large = {"values": list(range(20_000)), "w": np.arange(500)}
-    monkeypatch.setenv(parse_limits.VARIABLE, "60000")
+    monkeypatch.setenv(limits.VARIABLE, "60000")
     found = together(group_of(2, WELL_S), save)
     assert [type(one) for one in found] == [InvalidInput] * 2, found
     assert all("would take too much memory" in str(one) for one in found)
