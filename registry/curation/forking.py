@@ -29,6 +29,7 @@ from holdfast.registry.history.actions import (
 )
 from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest, Slot, advance
 from holdfast.registry.loading import Checkpoint
+from holdfast.registry.objects import thinned
 from holdfast.registry.store import Store
 from holdfast.registry.values import Digest
 from holdfast.registry.writing import Committer, NewCommits, StateWriter, Written
@@ -67,8 +68,8 @@ def inheritance(store: Store, source: Checkpoint) -> Inheritance:
             found=source.eviction(),
             hint="Bring it back with `holdfast undo` first.",
         )
-    if record.parts is not None:
-        source.handle.reader.check_held(source.manifest.components)
+    if not now.holds_whole(record.manifest):
+        raise thinned(now.thinned[record.manifest], source.ref)
     shared = [raw for slot in slots for raw, commit in slot.commits if commit.n <= n]
     then = advance(RunManifest(run_id=source.run_id), [Slot.build(0, shared)])
     parent = Parent(
@@ -159,7 +160,8 @@ def _inherited(
             *([Rewind(to=None)] if rewinds and n == fork.commits + len(aside) else []),
             *(_streams(now, record, fork) if own else ()),
             _added(now.by_n[gated]),
-            *_thinned(now.by_n[gated], n),
+            # Of the source another checkpoint may hold the whole state, which the fork then has.
+            *(() if own else _thinned(now.by_n[gated], n)),
             *(_pinned(pin, n) for pin in gates if pin.checkpoint == gated),
             *(_pinned(pin, None) for pin in artifacts if own),
             *(_entries(then, now) if own else ()),

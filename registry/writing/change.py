@@ -102,13 +102,15 @@ class NewCommits(Change):
             return None
         places = dict.fromkeys(one.state.place for one in self._written)
         lines: list[Line] = [p for p in places if run.by_manifest.get(p.manifest) != p]
+        partial = [one.state for one in self._written if one.state.placement.components]
         for number, actions in enumerate(commits):
             if not actions:
                 continue
             commit = commit_line(run, actions, self.authorship)
             lines.append(commit)
-            if number + 1 < len(commits):
+            if partial or number + 1 < len(commits):
                 run = foresee(run, [commit])
+        _check_covered(run, partial)
         return lines or None
 
     def placed_states(self) -> Sequence[PlacedState]:
@@ -156,6 +158,17 @@ class Composed(NewCommit):
     def actions(self, run: RunManifest) -> Sequence[Action] | None:
         """Return the actions of the commit."""
         return self._actions(run)
+
+
+def _check_covered(run: RunManifest, partial: Sequence[PlacedState]) -> None:
+    """Refuse new places that cover less of their states than the run then holds.
+
+    Another writer has saved such a state whole since.
+    """
+    for state in partial:
+        manifest, covered = state.place.manifest, set(state.placement.components or ())
+        if run.holds_whole(manifest) or not covered.issuperset(run.thinned.get(manifest, ())):
+            raise Stale
 
 
 def after_commit(

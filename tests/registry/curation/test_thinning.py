@@ -282,6 +282,41 @@ def test_a_fork_demands_a_whole_checkpoint_and_inherits_thinned_gates(reg):
     assert reg.verify(deep=True).ok
 
 
+def test_a_fork_of_what_was_thinned_since_it_was_read_is_refused(reg, open_registry, backend):
+    first = several(reg, 2).checkpoints()[0]
+    open_registry(backend).run("run").retention.thin(first, keep="model")
+    with pytest.raises(Thinned, match="only model"):
+        reg.fork(first, "fork")
+
+
+def test_a_fork_of_a_thinned_checkpoint_is_whole_where_another_holds_its_state(reg):
+    run = several(reg, 2)
+    run.exchange.push(state(1), step=9)
+    run.retention.thin(run.checkpoints()[0], keep="model")
+    fork = reg.fork(run.checkpoints()[0], "fork")
+    assert fork.latest().parts is None
+    run.retention.evict(run.checkpoints()[1], "its state is that of step 2")
+    assert same(fork.restore().state, state(1))
+
+
+def test_an_undo_takes_nothing_from_who_saves_the_same_state_meanwhile(reg, backend):
+    """What comes back is a part; the other writer's slot has a place that covers the whole."""
+    first = several(reg, 3).checkpoints()[0]
+    hooked = Hooked(backend)
+    with without_threads(open_on(hooked)) as late:
+        run = late.run("run")
+        run.retention.thin(first, keep="model")
+        run.retention.evict(run.checkpoints()[0], "by hand")
+        other = reg.run("run")
+        hooked.after = Once("placements/", lambda: other.exchange.push(state(1), step=9))
+        (back,) = run.retention.undo(*run.retention.evicted())
+        assert hooked.after.done
+    assert back.parts == ("model",)
+    reg.gc(grace_s=0)
+    assert same(reg.checkpoint("run/main/step9").load(), state(1))
+    assert reg.verify(deep=True).ok
+
+
 def test_a_repack_keeps_a_thinned_state_and_frees_mixed_packs(reg, backend):
     run = several(reg, 4)
     reg.repack()  # small packs become one: it mixes components and saves
