@@ -29,7 +29,7 @@ from holdfast.registry.errors import (
     UnsupportedFormat,
 )
 from holdfast.registry.history import RunLog, Slots
-from holdfast.registry.history.actions import Action, Forget, Place, Recover, Thin
+from holdfast.registry.history.actions import Action, Forget, Place, Recover
 from holdfast.registry.history.replay import RunManifest, Slot
 from holdfast.registry.objects import (
     KINDS,
@@ -341,13 +341,11 @@ class KeptPlaces:
     def read(self, log: RunLog) -> None:
         """Read further slots of the log, up to where it was replayed."""
         for slot in log.fetch(range(self._next_slot, log.run.next_slot)):
-            actions = [action for _, one in slot.commits for action in one.actions]
-            thins = any(isinstance(action, Thin) for action in actions)
             for _, line in slot.lines:
                 if isinstance(line, Place):
                     known = self._by_manifest.setdefault(line.manifest, [])
-                    # The place of a thinned state covers less than the one before it.
-                    known[len(known) if thins else -1 :] = [line]
+                    # Beside a commit, a place may cover less of its state than the one before it.
+                    known[len(known) if slot.commits else -1 :] = [line]
         self._next_slot = log.run.next_slot
 
     @property

@@ -301,6 +301,24 @@ def test_a_mirror_that_keeps_brings_back_what_was_freed(reg, clocked):
         assert mirror.gc(grace_s=0).deleted.objects
 
 
+def test_a_mirror_that_keeps_has_the_whole_state_of_which_an_eviction_leaves_a_part(reg):
+    """A sync gives a narrower place then, in a slot that thins nothing."""
+    with open_on(new_backend()) as mirror:
+        mirror.drop_rules(keep=True)
+        run, whole = reg.create_run("run"), {"kept": small_state(1), "gone": small_state(2)}
+        run.save(whole, step=1)
+        for step, state in ((2, whole), (3, {"kept": small_state(3)})):
+            run.exchange.push(state, step=step)
+        run.retention.thin(run.checkpoints()[0], "kept")
+        sync(reg, mirror)
+        run.retention.evict(run.checkpoints()[1], "by hand")
+        sync(reg, mirror)
+        mirror.gc(grace_s=0)
+        there = mirror.run("run")
+        there.retention.undo(*there.retention.evicted())
+        assert same(there.checkpoints()[1].load(), whole)
+
+
 @pytest.mark.sometimes("a registry is told to keep during a collection")
 def test_a_collection_stops_if_the_registry_is_told_to_keep(reg, clocked):
     run = several(reg)
