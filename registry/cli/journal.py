@@ -107,9 +107,9 @@ def push(
 
     Without RUN all saves that wait are added, but those of runs that a program carries at the
     moment. With RUN its stranded and refused saves go into the run FORK, which begins at the last
-    checkpoint before another machine took the run over. Afterwards the journal deletes the bytes of
-    these saves. With --to all saves that the journal has for a lost registry go into a run of
-    another one: those that wait too, which never enter their own.
+    kept checkpoint before another machine took the run over. Afterwards the journal deletes the
+    bytes of these saves. With --to all saves that the journal has for a lost registry go into a run
+    of another one: those that wait too, which never enter their own.
     """
     if run is None:
         return _carry(opened, journal)

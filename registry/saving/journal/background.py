@@ -22,11 +22,14 @@ from weakref import WeakSet
 
 from holdfast.registry.errors import (
     Fenced,
+    Frozen,
     IntegrityError,
     RegistryError,
+    StorageError,
     StoreUnsuitable,
     UnsupportedFormat,
 )
+from holdfast.registry.history import Epochs
 from holdfast.registry.history.actions import SetStatus
 
 # Imported first: callbacks that it registers for the end of the program run after `_finish`.
@@ -166,8 +169,7 @@ class BackgroundCarrier:
                     f"{self._folder.path}: {self.why()}"
                 )
             self.sleep(left_s)
-            if isinstance(self.error, (IntegrityError, UnsupportedFormat, StoreUnsuitable)):
-                raise self.error  # waiting does not help; the carrier tries again anyway
+            self.raise_hopeless()
 
     def finish(self, limit_s: float) -> None:
         """Wait for the entries of this process, log those that only the journal holds, and stop."""
@@ -190,6 +192,18 @@ class BackgroundCarrier:
         with self.told:
             self.wake()
             self.told.wait(most_s)
+
+    def raise_hopeless(self) -> None:
+        """Raise an error for which waiting does not help; the carrier tries again anyway."""
+        self.raise_frozen()
+        if isinstance(self.error, (IntegrityError, StoreUnsuitable, UnsupportedFormat)):
+            raise self.error
+
+    def raise_frozen(self) -> None:
+        """Raise `Frozen` if the last attempt met it, and nobody has thawed the registry since."""
+        if isinstance(self.error, Frozen):
+            with suppress(StorageError):
+                Epochs(self._registry).observe()
 
     def why(self) -> str:
         """Return why entries wait, for messages."""

@@ -231,4 +231,5 @@ def await_room(
                 carrier.why(),
             )
         carrier.sleep(LOOK_S)
+        carrier.raise_hopeless()
     return 0.0 if said == began else time.monotonic() - began

@@ -34,7 +34,7 @@ from holdfast.registry.saving.journal.entry_saves import (
     expected_save,
     require_line,
 )
-from holdfast.registry.saving.journal.folder import RunFolder
+from holdfast.registry.saving.journal.folder import RunFolder, run_folders
 from holdfast.registry.saving.journal.records import Entry, SaveFields, Takeover
 from holdfast.registry.saving.journal.states import EntryStates
 from holdfast.registry.saving.ownership import Claimed, Ownership
@@ -238,9 +238,24 @@ class JournaledLine:
                 backlog.refused,
                 backlog.damaged,
             )
+        self._warn_of_others()
         here = self.folder.carried() if self._log.is_copy else {}
         live = expected.run.live()
         return [self._known(record.n, here.get(record.n)) for record in reversed(live)]
+
+    def _warn_of_others(self) -> None:
+        """Warn of saves that wait for another registry, which may have moved or be lost."""
+        for registry_id, other in run_folders(self.folder.journal):
+            is_other = other.run_id == self._log.run_id and other.path != self.folder.path
+            if is_other and other.waiting():
+                _LOGGER.warning(
+                    "%s: the journal has saves for a run of this name in another registry, and "
+                    "training here does not continue from them: %s. If that registry has moved or "
+                    "is lost, `holdfast journal push RUN FORK --to URL --from %s` brings them",
+                    self._log.run_id,
+                    other.path,
+                    registry_id[:8],
+                )
 
     def last_in_stream(self, checkpoint: Checkpoint, stream: str) -> Mapping[str, Any] | None:
         """Return the last entry of a stream at a checkpoint, if only the journal holds it."""
@@ -395,7 +410,8 @@ class JournaledLine:
             require_line(self._log.run_id, note)
 
     def raise_outcomes(self) -> None:
-        """Raise each failed save of this handle once; raise a stranded one every time."""
+        """Raise each failed save of this handle once; a stranded one, and a freeze, every time."""
+        self.carrier.raise_frozen()
         for number in self.folder.noted():
             note = self.folder.note(number) if number not in self._told else None
             if self.takeover and note is not None and note.outcome != "carried":

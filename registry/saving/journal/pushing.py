@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from holdfast.registry.errors import (
     Conflict,
+    Hint,
     IntegrityError,
     NotFound,
     ObjectNotFound,
@@ -55,15 +56,17 @@ def listed(folder: RunFolder, *, kept: bool = False) -> Iterator[Listed]:
 def fork_point(log: RunLog, folder: RunFolder, entry: Entry) -> int | None:
     """Return the number of the last checkpoint before the foreign takeover that strands an entry.
 
-    Without such a takeover it is the last checkpoint of the log; `None` if there is none.
+    Without such a takeover it is the last checkpoint of the log; `None` if there is none. What was
+    evicted or thinned since is passed over: no fork can begin there.
     """
     scan = LogScan(log, entry.search_from, folder.ids())
     scan.read_to(log.run)
     foreign = scan.foreign(scan.takeover_of(folder, entry))
     end = next((slot for slot, _, _ in foreign), log.run.next_slot)
     commits = (commit for slot in log.fetch(range(end)) for _, commit in slot.commits)
-    added = [one.n for one in commits if any(isinstance(a, AddCheckpoint) for a in one.actions)]
-    return added[-1] if added else None
+    added = (one.n for one in commits if any(isinstance(a, AddCheckpoint) for a in one.actions))
+    kept = (one for one in map(log.run.by_n.get, added) if one and one.evicted is None)
+    return max((one.n for one in kept if log.run.holds_whole(one.manifest)), default=None)
 
 
 def rescue(committer: Committer, folder: RunFolder) -> list[Listed]:
@@ -79,6 +82,7 @@ def rescue(committer: Committer, folder: RunFolder) -> list[Listed]:
             hint="End it first. If it succeeds, its registry is not lost.",
         )
     try:
+        folder.restore_entries()
         found = [one for one in listed(folder, kept=True) if one.outcome != "damaged"]
         return push(committer, folder, found)
     finally:
@@ -90,15 +94,24 @@ def push(
 ) -> list[Listed]:
     """Commit saves of a journal, by default the stranded and refused ones, to another run.
 
-    Saves that the run already has are skipped, so an interrupted push can be repeated.
+    Saves that the run already has are skipped, so an interrupted push can be repeated. A damaged
+    one is an error once the others are pushed.
     """
-    pushed = []
+    pushed: list[Listed] = []
+    damage: IntegrityError | ObjectNotFound | None = None
     outside = (one for one in list(listed(folder)) if one.outcome in ("stranded", "refused"))
     for one in outside if found is None else found:
         if one.entry is None:
             continue
         if one.entry.save is not None and one.size_bytes:
             states = EntryStates(folder, one.entry.write, committer.store)
+            try:
+                states.check_whole(one.entry.places)
+            except (IntegrityError, ObjectNotFound) as error:
+                damage = damage or error
+                if one.outcome == "waiting":  # it never enters its own run either
+                    folder.replace_note(one.number, Note(outcome="damaged", reason=str(error)))
+                continue
             committer.commit(PushedSave(committer.writer, one.entry.save, states))
             pushed.append(one)
         folder.replace_note(
@@ -109,6 +122,9 @@ def push(
             ),
         )
         folder.remove_states(one.entry.write)
+    if damage is not None:
+        damage.hints = Hint.of(f"{len(pushed)} other saves were pushed.", damage.hints)
+        raise damage
     return pushed
 
 

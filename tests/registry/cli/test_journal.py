@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,25 @@ def test_a_stranded_save_is_kept_and_goes_into_a_fork(
     call("journal", "push", "night", "again", status=4)
 
 
+def test_the_fork_begins_where_a_checkpoint_is_still_whole(
+    call: Call, call_json: CallJson, run: Any, url: str
+) -> None:
+    call("journal", "push")
+    run.save(make_state(4), step=4)
+    other = holdfast.open(url, journal="").run("night")
+    other.restore()
+    other.save(make_state(44), step=4)
+    first, second, third, _ = other.checkpoints()
+    other.retention.evict(third, "no room")
+    other.retention.thin(second, "model")
+    call("journal", "push")
+    assert call_json("journal", "push", "night", "rescued")["pushed"] == ["phase main, step 4"]
+    with holdfast.open(url, journal="") as opened:
+        fork = opened.run("rescued")
+        assert [one.step for one in fork.checkpoints()] == [first.step, 4]
+        assert_same(fork.latest().load(), make_state(4))
+
+
 def test_saves_of_a_run_without_a_checkpoint_go_into_a_new_run(
     call: Call, call_json: CallJson, run: Any, url: str
 ) -> None:
@@ -121,6 +141,41 @@ def test_the_newest_save_of_a_lost_registry_is_still_here(
     assert said == {"run": "night", "pushed": ["phase main, step 3"]}
     with holdfast.open(url, journal="") as opened:
         assert_same(opened.run("night").latest().load(), make_state(3))
+
+
+def _of(journal: Path, what: str) -> list[Path]:
+    return sorted(journal.glob(f"*/night/{what}"))
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: os.truncate(path, 50)])
+def test_a_lost_entry_is_restored_before_saves_go_into_another_registry(
+    call: Call, call_json: CallJson, run: Any, url: str, tmp_path: Path, harm: Any
+) -> None:
+    harm(_of(tmp_path / "journal", f"entries/{2:020d}")[0])
+    Path(url).rename(tmp_path / "gone")
+    holdfast.init(url)
+    call("trust", url)
+    said = call_json("journal", "push", "night", "night", "--to", url)
+    assert said["pushed"] == [f"phase main, step {step}" for step in (1, 2, 3)]
+
+
+def test_a_damaged_save_keeps_no_other_from_another_registry(
+    call: Call, call_json: CallJson, run: Any, url: str, tmp_path: Path
+) -> None:
+    write = run.handle.journal.folder.entry(2).write
+    for pack in _of(tmp_path / "journal", f"states/{write}/packs/*/*"):
+        if pack.stat().st_nlink == 1:  # other saves have the others too
+            os.truncate(pack, 50)
+    Path(url).rename(tmp_path / "gone")
+    holdfast.init(url)
+    call("trust", url)
+    said = call("journal", "push", "night", "night", "--to", url, status=6)
+    assert "2 other saves were pushed" in said.stderr
+    with holdfast.open(url, journal="") as opened:
+        assert [one.step for one in opened.run("night").checkpoints()] == [1, 3]
+    (left,) = call_json("journal", "ls")
+    assert (left["entry"], left["outcome"]) == (2, "damaged")
+    assert call_json("journal", "push", "night", "night", "--to", url)["pushed"] == []
 
 
 def test_rm_deletes_a_stranded_save(

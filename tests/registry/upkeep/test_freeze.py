@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 
+import numpy as np
 import pytest
 
 import holdfast
@@ -14,6 +15,7 @@ from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash, Wrapper
 from holdfast.registry.errors import Frozen, InvalidInput, UnsupportedFormat
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.history.log import RunLog
+from holdfast.registry.saving.journal.settings import Journal
 from tests.support.states import same, save_small, small_state
 from tests.support.stores import contents, new_backend
 
@@ -259,10 +261,28 @@ def test_a_journal_keeps_its_saves_until_the_thaw(tmp_path):
         run.wait(remote=True)
         operator.freeze(ELSEWHERE)
         run.save(small_state(2), step=2)
-        with pytest.raises(TimeoutError):
-            run.wait(remote=True, timeout_s=1)
+        for act in (
+            lambda: run.wait(remote=True),
+            lambda: run.pins.tags.set("x", operator.run("run").latest()),
+            lambda: run.save(small_state(3), step=3),
+        ):
+            with pytest.raises(Frozen, match=ELSEWHERE):
+                act()
         backlog = run.backlog()
         assert (backlog.entries, backlog.refused, backlog.damaged) == (1, 0, 0)
         operator.thaw()
+        run.save(small_state(3), step=3)
         run.wait(remote=True)
-        assert [ck.step for ck in operator.run("run").checkpoints()] == [1, 2]
+        assert [ck.step for ck in operator.run("run").checkpoints()] == [1, 2, 3]
+
+
+def test_a_save_that_waits_at_the_bound_of_a_journal_is_told(tmp_path):
+    url, bound = str(tmp_path / "reg"), Journal(tmp_path / "journal", max_bytes=60_000)
+    with holdfast.init(url) as operator, holdfast.open(url, journal=bound) as reg:
+        run = reg.run("run", create=True, seed=1)
+        run.save({"w": np.zeros(5000)}, step=1)
+        run.wait(remote=True)
+        operator.freeze(ELSEWHERE)
+        run.save({"w": np.ones(5000)}, step=2)
+        with pytest.raises(Frozen, match=ELSEWHERE):  # there is no room for a third
+            run.save({"w": np.full(5000, 2.0)}, step=3)

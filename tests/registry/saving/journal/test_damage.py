@@ -660,6 +660,20 @@ def test_an_id_that_the_journal_has_lost_stands_for_the_machine_that_uses_it() -
     assert [slot for slot, _, _ in scan.foreign(takeover)] == [1]
 
 
+def test_saves_that_wait_for_a_registry_that_was_here_are_told(
+    tmp_path: Path, by_hand: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, after = (Machine(new_backend(), tmp_path / "journal") for _ in range(2))
+    before.run().save(make_state(1), step=1)
+    before.carry()
+    assert after.run().restore() is None
+    assert "another registry" not in caplog.text
+    before.run().save(make_state(1), step=2)
+    assert after.run().restore() is None
+    assert "in another registry, and training here does not continue from them: " in caplog.text
+    assert before.folder.path in caplog.text
+
+
 def test_a_lost_journal_is_begun_again(tmp_path: Path, by_hand: None) -> None:
     bucket = new_backend()
     machine = Machine(bucket, tmp_path / "journal")
