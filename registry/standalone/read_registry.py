@@ -411,7 +411,9 @@ def refs(run: Run) -> dict[str, Record]:
     tags = {one["name"]: one.get("checkpoint") for one in run.of("tag.set", "tag.remove")}
     need(set(tags) <= {one["name"] for one in run.of("tag.set")}, "a removal of a tag never set")
     found |= {f"tags/{name}": checkpoints[n] for name, n in tags.items() if n is not None}
-    found |= {f"{pin['kind']}s/{pin['name']}": pin for pin in run.of("pin.set")}
+    aside = {(n, one["manifest"]): one.get("commit_keys", {}) for n, one in checkpoints.items()}
+    found |= {f"{pin['kind']}s/{pin['name']}": pin | {"commit_keys": aside.get(
+        (pin.get("checkpoint"), pin["manifest"]), {})} for pin in run.of("pin.set")}  # fmt: skip
     found |= {f"pool/v{one['version']:04}": one for one in run.of("pool.promote")}
     for version in (version for one in run.of("pool.evict") for version in one["versions"]):
         del found[f"pool/v{version:04}"]
@@ -430,17 +432,15 @@ def of_training(run: Run, kept: dict[int, Record]) -> dict[str, Record]:
         rewound = one["action"] == "run.rewind"
         line = [x for x in line if x["n"] <= one.get("to", 0)] if rewound else [*line, one]
     live = [one for one in line if one is kept.get(one["n"])]
-    entered = [one for one in line if one["action"] == "phase.enter"]
-    newest = max([*live, *entered], key=lambda one: int(one["n"]), default=Record())
-    pivots = {one["to_phase"]: one["n"] for one in entered if "name" in one}  # §25
+    newest = line[-1] if line else Record()
+    pivots = {one["to_phase"]: one["n"] for one in line if "name" in one}  # §25
     created, found = run.of("run.create")[0], dict[str, Record]()
     spec = created.get("spec", {})
     declared = {phase["name"]: phase["monitors"] for phase in spec.get("phases", [])}
     for phase in ["", *dict.fromkeys(one["phase"] for one in live)]:
         at = phase and (f"phase{phase}/" if phase.isdigit() else f"{phase}/")
-        mine = [one for one in live if phase in ("", one["phase"])]
-        found |= {f"{at}step{one['step']:08}": one for one in mine if phase}
-        mine = [one for one in mine if not one.get("held_back")]
+        found |= {f"{at}step{one['step']:08}": one for one in live if phase == one["phase"]}
+        mine = [one for one in live if phase in ("", one["phase"]) and not one.get("held_back")]
         found |= {f"{at}latest": one for one in mine}  # the last one stays
         measured = phase or (newest.get("to_phase", newest.get("phase")) if declared else "")
         mine = [one for one in mine if measured in ("", one["phase"])

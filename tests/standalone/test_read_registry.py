@@ -238,6 +238,34 @@ def test_it_reads_every_type_codec_and_name(compression: Any, tmp_path: Path) ->
     assert "bulk" in thin["given_up"]
 
 
+def test_it_finds_what_a_commit_keeps_under_every_name(tmp_path: Path) -> None:
+    folder = tmp_path / "registry"
+    (tmp_path / "aside.toml").write_text(ASIDE)
+    with holdfast.init(folder) as registry:
+        run = registry.create_run("a", preset=tmp_path / "aside.toml")
+        for step in (1, 2):
+            run.save({"w": np.arange(step), "when": step}, step=step)
+        first = run.checkpoints()[0]
+        run.pins.gates.set("g", first)
+        run.pins.artifacts.set("w", {"w": np.arange(1)})
+        run.releases.publish("1.0.0", first)
+        run.releases.publish("1.1.0", first, only="w")
+        for number, path in enumerate(
+            ("gates/g", "releases/1.0.0", "releases/1.1.0", "artifacts/w", "latest")
+        ):
+            outside(folder, "extract", f"a/{path}", tmp_path / str(number))
+            found = json.loads((tmp_path / str(number) / "state.json").read_text())["state"]
+            assert list(found) == list(registry.stored(f"a/{path}").load()), path
+
+
+ASIDE = """
+format = "holdfast.preset/1"
+name = "aside"
+about = "A key that differs between equal trainings"
+commit_keys = ["when"]
+"""
+
+
 PHASES = """
 format = "holdfast.preset/1"
 name = "two"
