@@ -118,8 +118,9 @@ def claim(folder: int, digest: Digest, patience_s: float) -> Iterator[bool]:
             pause_s = min(2 * pause_s, 0.05)
         yield has_waited
     finally:
-        # Explicitly: a forked child may have the open file too.
-        _lock_byte(fd, number, fcntl.F_UNLCK)
+        # Explicitly: a forked child may have the open file too. Some disks know no such locks.
+        with suppress(OSError):
+            _lock_byte(fd, number, fcntl.F_UNLCK)
         os.close(fd)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import hashlib
 import logging
 import os
@@ -445,6 +446,23 @@ def test_a_read_only_folder_still_has_hits(world, monkeypatch):
     monkeypatch.setattr(os, "utime", refuse)
     assert same(world.latest().load(), small_state())
     assert world.packs_asked() == []
+
+
+def test_a_disk_without_locks_of_open_files_costs_no_file(world, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(
+        cache_folder, "fcntl", SimpleNamespace(**{**vars(fcntl), "fcntl": no_locks})
+    )
+    world.save(small_state())
+    gc.collect()
+    before = len(list(Path("/dev/fd").iterdir()))
+    for _ in range(3):
+        shutil.rmtree(world.path / "chunks-v1", ignore_errors=True)
+        assert same(world.latest().load(), small_state())
+    gc.collect()
+    assert len(list(Path("/dev/fd").iterdir())) <= before
 
 
 def test_a_file_in_the_way_is_no_failure(world):
