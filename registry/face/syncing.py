@@ -20,6 +20,7 @@ from threading import Lock
 from typing import Annotated, Any, Literal
 
 from holdfast.registry.errors import (
+    Archived,
     Diverged,
     Hint,
     IntegrityError,
@@ -69,7 +70,8 @@ from holdfast.registry.writing import Change, ChosenKeys, Committer, Stale, Stat
 
 _LOGGER = logging.getLogger("holdfast")
 #: Errors of one run: the other runs are copied first.
-_OF_A_RUN = (IntegrityError, UnsupportedFormat, Diverged)
+_OfARun = Archived | IntegrityError | UnsupportedFormat | Diverged
+_OF_A_RUN = (Archived, IntegrityError, UnsupportedFormat, Diverged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,8 @@ def sync(
     Raises:
         Diverged: The destination holds commits that the source does not; nothing of that run is
             written. The message names the first commit that differs. The other runs are copied
-            first, here as for `IntegrityError`.
+            first, here as for `Archived` and `IntegrityError`.
+        Archived: A pack that the destination lacks has to be restored first.
         NotFound: The source has no such run, or one of the two is no registry.
         InvalidInput: Both are the same place, options are given beside an open registry, or the
             executor's workers cannot reach a registry; nothing is copied then.
@@ -153,7 +156,7 @@ def sync(
         equal = compared.still_equal(chosen)
         sent, claims = _Counter(progress), Claims()
 
-        def copied(name: str) -> RunSync | IntegrityError | UnsupportedFormat | Diverged:
+        def copied(name: str) -> RunSync | _OfARun:
             since = compared.before.get(name)
             run = _RunCopy(*stores, workers, name, sent, claims, since)
             try:
@@ -224,9 +227,7 @@ def repair(
         return mend(target.handle.store, source, deep=deep, dry_run=dry_run, progress=progress)
 
 
-def _first_of(
-    failed: dict[str, IntegrityError | UnsupportedFormat | Diverged], copied: Sequence[str]
-) -> IntegrityError | UnsupportedFormat | Diverged:
+def _first_of(failed: dict[str, _OfARun], copied: Sequence[str]) -> _OfARun:
     error = next(iter(failed.values()))
     done = f"Copied or up to date: {', '.join(copied) or 'none'}."
     error.hints = Hint.of(f"Not copied: {', '.join(failed)}. {done}", error.hints)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from holdfast.backends import Buffer
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
-from holdfast.registry.errors import IntegrityError, InvalidInput
+from holdfast.registry.errors import Archived, IntegrityError, InvalidInput
 from holdfast.registry.history import PlacedState
 from holdfast.registry.objects import MAX_DEPTH, PackEntry, TensorEntry, codecs
 from holdfast.registry.objects.codecs import RAW
@@ -268,8 +268,8 @@ class Predecessors:
         data = memoryview(bytearray(size))
         try:
             fetch.read({digest: data})
-        except IntegrityError:
-            return None  # a delta would be lost with its base
+        except (Archived, IntegrityError):
+            return None  # a delta would be lost with its base, or wait with it
         return data
 
     @cached_property

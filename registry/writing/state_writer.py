@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
-from holdfast.registry.errors import Damaged, IntegrityError, InvalidInput
+from holdfast.registry.errors import Archived, Damaged, IntegrityError, InvalidInput
 from holdfast.registry.history import PlacedState, RunLog, StateReader, placed_state
 from holdfast.registry.history.actions import Place
 from holdfast.registry.objects import (
@@ -222,8 +222,8 @@ class StateWriter:
                 continue
             try:
                 base = self.base(manifest)
-            except IntegrityError:
-                continue  # a damaged state is no base; its chunks are stored again
+            except (Archived, IntegrityError):
+                continue  # such a state is no base; its chunks are stored again
             if self.objects.trusts(base):
                 bases[manifest] = base
         return list(bases.values())

@@ -16,7 +16,7 @@ from holdfast.registry.curation.streams.segments import (
     steps,
     unpack_entries,
 )
-from holdfast.registry.errors import IntegrityError, InvalidInput, Malformed
+from holdfast.registry.errors import Archived, IntegrityError, InvalidInput, Malformed
 from holdfast.registry.history.actions import AppendStream, Lifetime
 from holdfast.registry.history.replay import RunManifest, Segment, StreamRecord
 from holdfast.registry.loading import StateHandle
@@ -147,7 +147,7 @@ def _readable(writer: StateWriter, name: str, segments: Sequence[Segment]) -> li
     try:
         for segment, loaded in _loaded(writer, name, segments[::-1]):
             found.append(unpack_entries(_checked(loaded, name, segment), 0, segment.count))
-    except IntegrityError:
+    except (Archived, IntegrityError):
         pass
     return found[::-1]
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import holdfast
+from holdfast import Storing, sync
 from holdfast.registry.errors import Archived, InvalidInput
 from holdfast.registry.face.factory import open_on
 from holdfast.registry.writing.object_writer import ObjectWriter
@@ -101,6 +102,33 @@ def test_run_in_training_keeps_its_newest_and_a_collection_frees_archives(reg):
     reg.gc(grace_s=0)
     assert before - reg.usage().total_bytes > 2.9 * 400_000
     assert reg.verify().ok
+
+
+def test_no_save_waits_for_an_archive(reg):
+    """Neither for the older entries of a stream, nor for the version that a delta would have."""
+    run = reg.create_run("new", seed=3)
+    saved = np.zeros(50_000)
+    for step in (1, 2):
+        saved[step] = step
+        run.log({"loss": 1.0}, step=step)
+        run.save({"w": saved}, step=step, storing=Storing(keyframe_every=4))
+    run.status = "interrupted"
+    reg.tier(["new"], "GLACIER")
+    run = reg.run("new")
+    run.streams["log"].append({"step": 3, "loss": 0.5})
+    saved[3] = 3
+    run.exchange.push({"w": saved}, step=3, storing=Storing(keyframe_every=4))
+    assert np.array_equal(run.latest().load()["w"], saved)
+    assert run.streams["log"].read(3) == [{"step": 3, "loss": 0.5}]
+
+
+def test_a_sync_copies_the_other_runs_first(reg, tmp_path):
+    reg.create_run("new", seed=3).save(state(9), step=9)
+    reg.tier(["old"], "GLACIER")
+    with holdfast.init(tmp_path / "mirror") as mirror:
+        with pytest.raises(Archived, match="Copied or up to date: new"):
+            sync(reg, mirror)
+        assert same(mirror.checkpoint("new/latest"), 9)
 
 
 def test_a_pack_that_was_collected_meanwhile_is_passed_over(reg, monkeypatch):
