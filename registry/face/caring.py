@@ -272,7 +272,9 @@ class _Night:
     def verify(self, days: float) -> Counts:
         """Check the structure, and read the share of the bytes that is due."""
         now_ms, last_ms = int(time.time() * 1000), self._cared.read_ms
-        due_days = 1.0 if last_ms is None else max(0, now_ms - last_ms) / _DAY_MS
+        # A time that is yet to come says that a clock was wrong.
+        is_known = last_ms is not None and last_ms <= now_ms
+        due_days = (now_ms - (last_ms or 0)) / _DAY_MS if is_known else 1.0
         if due_days < _NOT_DUE_DAYS:
             report = self._registry.verify(since_last=True, progress=self._advance)
         else:

@@ -92,6 +92,13 @@ def test_within_the_days_every_byte_is_read(reg, clock, read, tmp_path):
     assert set(read) == {key for key in files(tmp_path / "registry") if key.startswith("packs/")}
 
 
+def test_a_clock_that_was_wrong_once_keeps_nothing_from_being_read(reg, clock, read, tmp_path):
+    for days in 1000, 1, 2, 3:
+        clock.days = days
+        holdfast.care(reg, read_all_in_days=2)
+    assert set(read) == {key for key in files(tmp_path / "registry") if key.startswith("packs/")}
+
+
 def test_damage_is_told_and_the_other_steps_are_done(reg, tmp_path):
     log = tmp_path / "registry" / "runs" / "b" / "log"
     for slot in sorted(log.iterdir()):
