@@ -121,7 +121,8 @@ class RunFollow:
             phase: Only checkpoints of this phase.
             strict: Whether a path that only one side has is an error.
             latest_only: Take the newest checkpoint only: the one that `latest` gives, also after a
-                rewind. `False`: every kept checkpoint, in log order.
+                rewind. `False`: every kept checkpoint, in log order, but for thinned ones that lack
+                weights of the model.
             rehash: Which weights without counted writes to hash before each checkpoint: by default
                 those that it does not replace; all (`True`), or none (`False`).
             poll_s: Seconds between looks at the log; twice as long after each look that finds

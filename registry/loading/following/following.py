@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import Self
 
-from holdfast.registry.errors import MissingObject
+from holdfast.registry.errors import IncompatibleState, MissingObject, NotFound
 from holdfast.registry.history import check_phase
 from holdfast.registry.history.replay import CheckpointRecord
 from holdfast.registry.loading.checkpoint import Checkpoint
@@ -130,9 +130,14 @@ class Following(Iterator[Checkpoint]):
                 checkpoint = Checkpoint(self._store, self._log, record)
                 try:
                     self._ready = _Ready(checkpoint, record.n, self._prepare(checkpoint))
-                except MissingObject:
+                except (IncompatibleState, MissingObject, NotFound) as error:
+                    is_dropped = self._log.refresh().dropped is not None
+                    if checkpoint.parts is not None and not self._latest_only:
+                        self._n = record.n  # it was thinned; the next one may have the weights
                     # Evicted and collected while it was read: there is a newer one.
-                    if self._log.refresh().dropped is None and not checkpoint.is_evicted:
+                    elif not isinstance(error, MissingObject) or not (
+                        is_dropped or checkpoint.is_evicted
+                    ):
                         raise
             self._ready = None
             return None

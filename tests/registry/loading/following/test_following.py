@@ -808,6 +808,19 @@ def test_every_one_comes_in_order_if_asked_for(world: World) -> None:
     assert list(following) == []
 
 
+@pytest.mark.parametrize("component", [None, "optimizer"])
+def test_what_a_thinned_one_lacks_comes_with_the_next(world: World, component: str | None) -> None:
+    save(world, 1, 2, 3)
+    world.run.retention.thin(world.run.checkpoints()[0], "model")
+    optimizer = {"m": torch.zeros(5000)}
+    model = optimizer if component else {"model": {"w": torch.zeros(5000)}, "optimizer": optimizer}
+    following = world.follow(model, component=component, follow=False, latest_only=False)
+    assert [one.step for one in following] == [2, 3]
+    assert torch.equal(optimizer["m"], weights(3) * 0.5)
+    following = world.follow({"w": torch.zeros(5000)}, component="model", latest_only=False)
+    assert following.poll().step == 1  # which it has kept
+
+
 def test_the_model_goes_back_with_the_training(world: World) -> None:
     model = {"w": torch.zeros(5000)}
     following = world.follow(model, component="model")
