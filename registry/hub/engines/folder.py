@@ -151,7 +151,6 @@ class HostFolder:
         if self._lock.closed:
             raise Conflict("the follower is closed", where=self._root)
         size = sum(file.size for file in view.files.values())
-        self._check_room(size)
         # Never a name that an engine was told before.
         name = f"{checkpoint.handle.n:08d}-{checkpoint.digest.hex()[:12]}-{secrets.token_hex(4)}"
         new, folder = (self._root / _VERSIONS / one for one in (_NEW, name))
@@ -164,6 +163,7 @@ class HostFolder:
             step=checkpoint.step,
             n=checkpoint.handle.n,
         )
+        self._check_room(size)
         try:
             if self._here is None:
                 self._here = Here(self._surveyed(view))
@@ -207,7 +207,10 @@ class HostFolder:
 
     def _check_room(self, size: int) -> None:
         """Refuse a version that has no room, before anything of it is fetched."""
-        free = shutil.disk_usage(self._root).free
+        try:
+            free = shutil.disk_usage(self._root).free
+        except OSError as error:
+            fail(error, self._root, size)
         if free < size:
             raise StoreFull(
                 "no room for one more version",

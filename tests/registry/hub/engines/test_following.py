@@ -23,7 +23,14 @@ from holdfast import Retention, Storing
 from holdfast.backends import Backend
 from holdfast.backends.errors import StoreUnavailable
 from holdfast.engines import EngineFollower, FollowedVersion
-from holdfast.errors import Conflict, Damaged, IncompatibleState, InvalidInput, StoreFull
+from holdfast.errors import (
+    Conflict,
+    Damaged,
+    IncompatibleState,
+    InvalidInput,
+    StorageError,
+    StoreFull,
+)
 from holdfast.registry.face import Run, open_on
 from holdfast.registry.history.actions import Rewind
 from holdfast.registry.hub.engines import folder as folder_module
@@ -529,6 +536,14 @@ def test_without_room_nothing_is_fetched_and_nothing_stays(
             follower.poll()
     assert [*(tmp_path / "models" / "versions").iterdir()] == []
     assert follower.poll() is not None
+
+
+def test_a_folder_that_somebody_removed_is_told(run: Run, follow: Follow, tmp_path: Path) -> None:
+    train(run, 1)
+    follower = follow([], notify=lambda version: None, urls=[])
+    shutil.rmtree(tmp_path / "models")
+    with pytest.raises(StorageError, match="models"):
+        follower.poll()
 
 
 def raising(error: Exception) -> Callable[..., None]:
