@@ -296,7 +296,7 @@ def _msgpack(where: object) -> ModuleType:
         raise IncompatibleState(
             "msgpack is not installed",
             where=where,
-            hint="Install it: pip install holdfast-registry[formats].",
+            hint="Install it: pip install 'holdfast-registry[formats]'.",
         ) from error
     module: ModuleType = msgpack
     return module

@@ -146,3 +146,9 @@ def test_a_hint_is_shown_in_the_words_of_the_command(call: Call) -> None:
     refused = call("prune", "demo", status=3).stderr
     assert "hint: Give a policy, such as `--last 3`.\n" in refused
     assert "Retention" not in refused
+
+
+def test_what_pip_shall_install_is_quoted() -> None:
+    """Without quotes a shell takes `[formats]` for a pattern; zsh refuses the command."""
+    bare = re.compile(r"pip install [^'`]*\[")
+    assert not [(where, text) for where, text in messages() if bare.search(text)]
