@@ -22,11 +22,8 @@ WRAPPED = {
     *("uvicorn", "wandb", "yaml", "zarr"),
 }
 
-#: What they import late imports numpy.
-IMPORT_NUMPY_LATE = {
-    "holdfast.registry.deriving.merging.mixing",
-    "holdfast.registry.loading.following.swapping",
-}
+#: What it imports late imports numpy.
+IMPORT_NUMPY_LATE = "holdfast.registry.loading.following.swapping"
 #: `Stored` and `Checkpoint`.
 FACE_OF_STATES = {
     f"holdfast.registry.loading.{name}" for name in ("checkpoint", "state_handle", "stored")
@@ -93,7 +90,7 @@ def test_only_the_face_imports_another_room_late() -> None:
         f"{module}:{one.lineno}: {one.module}"
         for module, path in MODULES.items()
         if room_of(module) not in ("face", "cli")
-        if module not in IMPORT_NUMPY_LATE | FACE_OF_STATES
+        if module not in {IMPORT_NUMPY_LATE, *FACE_OF_STATES}
         for function in ast.walk(tree(path))
         if isinstance(function, ast.FunctionDef)
         for one in imports(function)

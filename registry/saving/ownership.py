@@ -14,7 +14,6 @@ from functools import partial
 from threading import RLock
 from typing import Protocol
 
-from holdfast.backends.escape import printable
 from holdfast.registry.errors import IntegrityError
 from holdfast.registry.history import (
     WriterToken,
@@ -216,7 +215,7 @@ class Ownership:
     def carry_through(self, commit: SaveCommit, save: PlannedSave) -> Checkpoint:
         """Write and commit a save; return its checkpoint."""
         self.committer.commit(commit)
-        self.warn(commit, save.request)
+        self.warn(commit)
         if save.request.takes_over:
             self.taken()
             self.earlier.remember(save.phase, save.request.step, commit.written.components)
@@ -226,16 +225,9 @@ class Ownership:
         """Return the checkpoint of a commit."""
         return Checkpoint(self.store, self.log, self.log.knowing(n).by_n[n])
 
-    def warn(self, commit: SaveCommit, request: SaveRequest) -> None:
+    def warn(self, commit: SaveCommit) -> None:
         """Warn of a checkpoint that is held back, and of evictions without a best."""
-        nonfinite = commit.written.main.nonfinite
-        if nonfinite and not request.allow_nonfinite:
-            _LOGGER.warning(
-                "%s: step %d is recorded and held back: NaN or infinity in %s",
-                self.log.run_id,
-                request.step,
-                printable(", ".join(nonfinite)),
-            )
+        commit.warn_of_nonfinite()
         warn_of_unrated(self.log.run_id, commit.unrated, self._unrated_told)
 
     # The status

@@ -6,11 +6,13 @@ in one slot, so they become visible together or not at all.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from holdfast.backends.escape import printable
 from holdfast.registry.curation import PER_SAVE, PlacedThinnings, place_thinnings
 from holdfast.registry.curation.pool import (
     candidate_of,
@@ -49,6 +51,8 @@ from holdfast.registry.writing import (
     after_commit,
     cut_state,
 )
+
+_LOGGER = logging.getLogger("holdfast")
 
 #: Writes a state of a save: called with its name ("" for the state itself, or that of a companion),
 #: the states that it can be stored against, and the patterns of watched tensors.
@@ -228,6 +232,17 @@ class SaveCommit(NewCommit):
             self.unrated = plan.unrated
             actions += [*plan.actions(), *self._thinned.actions(saved, plan)]
         return actions
+
+    def warn_of_nonfinite(self) -> None:
+        """Warn of a checkpoint that is held back."""
+        nonfinite = self.written.main.nonfinite
+        if nonfinite and not self._request.allow_nonfinite:
+            _LOGGER.warning(
+                "%s: step %d is recorded and held back: NaN or infinity in %s",
+                self._writer.log.run_id,
+                self._request.step,
+                printable(", ".join(nonfinite)),
+            )
 
     def holds_over(self, run: RunManifest) -> Sequence[Action]:
         """Return the actions that remove the holds whose time is over, so that retention goes on.

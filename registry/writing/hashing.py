@@ -58,6 +58,8 @@ def is_finite(data: Buffer, dtype: str) -> bool:
     """Return whether elements hold neither NaN nor infinity."""
     import numpy as np  # here, since `import holdfast` stays light
 
+    if dtype not in _NOT_FINITE:
+        return True
     size, mask, pattern = _NOT_FINITE[dtype]
     words = np.frombuffer(data, dtype=f"<u{size}")
     bits, wrong = words.dtype.type(mask), words.dtype.type(pattern)

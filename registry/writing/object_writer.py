@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -193,6 +193,11 @@ class ObjectWriter:
             pack.key,
         )
         return False
+
+    def sound(self, states: Iterable[PlacedState]) -> list[PlacedState]:
+        """Return the states of which no object is suspect."""
+        keys = self.suspect
+        return [one for one in states if keys.isdisjoint(placed_keys(one.place, one.placement))]
 
     def trusts(self, base: PlacedState) -> bool:
         """Return whether a save may rely on the packs of a state of the run without reading them.

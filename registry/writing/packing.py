@@ -142,10 +142,7 @@ class _Writing:
         self._writer = writer
         self._codec = codec
         self._encoding = Encoding(codec)
-        suspect = writer.suspect
-        self._bases = [
-            base for base in bases if suspect.isdisjoint(placed_keys(base.place, base.placement))
-        ]
+        self._bases = writer.sound(bases)
         self._stored = locations_of(self._bases)
         self._predecessors: Predecessors | None = None
         if codec != RAW and keyframe_every > 1:

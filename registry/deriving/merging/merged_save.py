@@ -7,14 +7,12 @@ This module finds the sources, writes the meta of the merge and commits it.
 
 from __future__ import annotations
 
-import logging
 import math
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from holdfast.backends.escape import printable, quoted
+from holdfast.backends.escape import quoted
 from holdfast.registry.deriving.merging.merge_plan import MergeInput, MergePlan, plan_merge
 from holdfast.registry.deriving.merging.mixing import Mixing
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
@@ -29,8 +27,9 @@ from holdfast.registry.history import (
 )
 from holdfast.registry.history.actions import Action
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.loading import Checkpoint, Stored
+from holdfast.registry.loading import Checkpoint, Stored, find_checkpoint
 from holdfast.registry.objects import Component
+from holdfast.registry.pytree import clip
 from holdfast.registry.saving import (
     EarlierSteps,
     PlannedSave,
@@ -60,7 +59,7 @@ def check_average(average: object) -> list[str] | None:
     names = [average] if isinstance(average, str) else _listed(average, "average", expected)
     for name in names:
         if not isinstance(name, str) or not name:
-            raise InvalidInput("not a name", where="average", expected=expected, found=shown(name))
+            raise InvalidInput("not a name", where="average", expected=expected, found=clip(name))
     return names
 
 
@@ -73,7 +72,7 @@ def check_pick(pick: object) -> dict[str, Any]:
             "`pick` is not a dict of names",
             where="pick",
             expected="a dict of names of components, or patterns of paths, to checkpoints",
-            found=shown(pick),
+            found=clip(pick),
         )
     return dict(pick)
 
@@ -96,7 +95,7 @@ def check_weights(weights: object, count: int) -> tuple[float, ...]:
             "a merge needs one weight for each source",
             where="weights",
             expected=f"{count} finite numbers",
-            found=shown(given),
+            found=clip(given),
         )
     total = math.fsum(numbers)
     if abs(total - 1) > _NEAR_ONE:
@@ -111,21 +110,13 @@ def check_weights(weights: object, count: int) -> tuple[float, ...]:
     return tuple(numbers)
 
 
-def shown(value: object) -> str:
-    """Return a short text of anything, for a message."""
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # an integer of more digits than Python writes
-        return f"a {type(value).__name__} too long to show"
-
-
 def _listed(given: object, where: str, expected: str) -> list[Any]:
     if not isinstance(given, Iterable):
         raise InvalidInput(
             f"{where} of a merge is not a list",
             where=where,
             expected=expected,
-            found=shown(given),
+            found=clip(given),
             hint="Give a list.",
         )
     return list(given)
@@ -139,9 +130,6 @@ def _number(one: object) -> float:
         return float(one)
     except OverflowError:  # an integer beyond all floats
         return math.nan
-
-
-_LOGGER = logging.getLogger("holdfast")
 
 
 def merge(
@@ -169,8 +157,8 @@ def merge(
     save = plan_save(flat, committer.log.run)
     commit = _MergeCommit(committer.writer, save, wanted, plan)
     committer.commit(commit)
-    made = committer.log.knowing(commit.checkpoint_n).by_n[commit.checkpoint_n]
-    return Checkpoint(committer.store, committer.log, made)
+    commit.warn_of_nonfinite()
+    return find_checkpoint(committer.store, committer.log, commit.checkpoint_n)
 
 
 class _Wanted:
@@ -237,7 +225,7 @@ class _Wanted:
     def _find(self, given: object) -> StateReader:
         """Return the same state in this registry, whichever registry the given one is from."""
         if not isinstance(given, Stored):
-            raise InvalidInput("a merge is made of checkpoints", found=shown(given))
+            raise InvalidInput("a merge is made of checkpoints", found=clip(given))
         log = self._logs.get(given.run_id)
         if log is None:
             log = self._logs[given.run_id] = RunLog(self._committer.store, given.run_id)
@@ -288,7 +276,7 @@ class _MergeCommit(SaveCommit):
         first = [one.digest for one in self._wanted.stored]
         near = writer.choose_bases([*first, *(base.manifest.digest for base in bases)])
         codec, _ = codec_and_distance(self._request.storing, writer.store.config)
-        mixed = Mixing(
+        written = Mixing(
             writer.store,
             writer.objects,
             self._wanted.stored,
@@ -299,14 +287,7 @@ class _MergeCommit(SaveCommit):
             allow_nonfinite=self._request.allow_nonfinite,
         ).store(near, codec)
         self._is_written = True
-        if mixed.nonfinite and not self._request.allow_nonfinite:
-            _LOGGER.warning(
-                "%s: step %d is recorded and held back: NaN or infinity in %s",
-                writer.log.run_id,
-                self._request.step,
-                printable(", ".join(mixed.nonfinite)),
-            )
-        return replace(mixed.written, nonfinite=mixed.nonfinite)
+        return written
 
 
 def _parts(given: Stored, stored: StateReader) -> dict[str, Component]:

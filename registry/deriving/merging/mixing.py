@@ -8,8 +8,7 @@ state or of one tensor.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +20,7 @@ from holdfast.registry.history import PlacedState, StateReader
 from holdfast.registry.objects import Component, Manifest, ObjectKey, PackRef, TensorEntry
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.store import Store, Workers
-from holdfast.registry.values import FLOATING, Digest, canonical, item_size
+from holdfast.registry.values import Digest, canonical, item_size
 from holdfast.registry.writing import (
     NAMED_AT_MOST,
     Chunk,
@@ -32,8 +31,9 @@ from holdfast.registry.writing import (
     chunked_entry,
     cut_groups,
     group_name,
+    is_finite,
+    is_watched,
     locations_of,
-    placed_keys,
     write_stream,
 )
 
@@ -102,13 +102,6 @@ def shorter(
 _READING_BYTES = 96 * 2**20
 
 
-class Mixed(NamedTuple):
-    """A merged state on the store."""
-
-    written: Written  # the state and its place
-    nonfinite: tuple[str, ...]  # paths of watched tensors that hold NaN or infinity, the first few
-
-
 @dataclass(slots=True, eq=False)
 class _ResultChunk:
     """One chunk of the result."""
@@ -159,11 +152,11 @@ class Mixing:
         self._lists: dict[Digest, bytes] = {}
         self._components: dict[str, Component] = {}
 
-    def store(self, bases: Sequence[PlacedState], codec: str) -> Mixed:
+    def store(self, bases: Sequence[PlacedState], codec: str) -> Written:
         """Put the state on the store."""
         skeletons = [canonical.encode(part.skeleton) for part in self._state.components]
         check_readable(self._state, skeletons)
-        sound = [base for base in bases if not self._is_suspect(base)]
+        sound = self._writer.sound(bases)
         self._cut()
         self._locations = self._find(sound)
         written = write_stream(
@@ -175,10 +168,7 @@ class Mixing:
             locations=self._locations,
             codec=codec,
         )
-        return Mixed(written, tuple(self._nonfinite)[:NAMED_AT_MOST])
-
-    def _is_suspect(self, base: PlacedState) -> bool:
-        return not self._writer.suspect.isdisjoint(placed_keys(base.place, base.placement))
+        return replace(written, nonfinite=tuple(self._nonfinite)[:NAMED_AT_MOST])
 
     def _each(self) -> Iterator[MergedTensor]:
         for part in self._state.components:
@@ -209,7 +199,7 @@ class Mixing:
             made, overflows = self._average(data, tensor.leaf.dtype)
             self._check_range(tensor, overflows)
             found = bytes(made)
-        if self._is_watched(tensor) and not _is_finite(memoryview(found), tensor.leaf.dtype):
+        if self._is_watched(tensor) and not is_finite(found, tensor.leaf.dtype):
             self._nonfinite[tensor.leaf.path] = None
         return found
 
@@ -278,8 +268,7 @@ class Mixing:
         return part.digest not in self._locations or self._is_watched(part.tensor)
 
     def _is_watched(self, tensor: MergedTensor) -> bool:
-        path = tensor.leaf.path
-        return _has_nan(tensor.leaf.dtype) and any(fnmatchcase(path, one) for one in self._watched)
+        return is_watched(tensor.leaf, self._watched)
 
     def _reduce(self, piece: Piece, views: Sequence[memoryview]) -> _Made:
         overflows = False
@@ -288,7 +277,7 @@ class Mixing:
             digest = Digest.of(view)
         else:
             digest, view = piece.digests[0], views[0]
-        sound = not self._watched or not _has_nan(piece.dtype) or _is_finite(view, piece.dtype)
+        sound = not self._watched or is_finite(view, piece.dtype)
         if digest in self._locations:
             return _Made(digest, None, sound, overflows)
         # Copied, because the memory of a chunk that was only read is used again for others.
@@ -296,10 +285,6 @@ class Mixing:
         return _Made(digest, kept, sound, overflows)
 
     def _average(self, data: Sequence[memoryview | bytes], dtype: str) -> tuple[memoryview, bool]:
-        from holdfast.registry.deriving.merging.mixing import (
-            average,  # imports numpy, which a merge that only picks does not need
-        )
-
         made = memoryview(bytearray(len(data[0])))
         views = [memoryview(one) for one in data]
         return made, average(views, self._weights, dtype, made)
@@ -324,17 +309,6 @@ class Mixing:
         digests = b"".join(part.digest for part in self._parts[id(tensor)] if part.digest)
         made = chunked_entry(tensor.leaf, digests, lists)
         return first._replace(chunks=made.chunks, chunk_list=made.chunk_list)
-
-
-def _has_nan(dtype: str) -> bool:
-    return dtype in FLOATING or dtype.startswith("complex")
-
-
-def _is_finite(view: memoryview, dtype: str) -> bool:
-    from holdfast.registry.comparing import summarise
-
-    found = summarise(view, dtype)
-    return not found.nans and not found.infs
 
 
 def average(

@@ -43,7 +43,6 @@ from holdfast.registry.writing import (
     Written,
     check_readable,
     codec_and_distance,
-    placed_keys,
 )
 
 
@@ -185,10 +184,7 @@ class Leading(Side):
         writer, state = self.writer, save.companions[name] if name else save.state
         skeletons = [canonical.encode(one.skeleton) for one in state.components]
         check_readable(state, skeletons)
-        suspect = writer.objects.suspect
-        sound = [
-            base for base in bases if suspect.isdisjoint(placed_keys(base.place, base.placement))
-        ]
+        sound = writer.objects.sound(bases)
         plan, share = self._plan(name), self.shares[name]
         known = known_digests(share.layout, sound)
         codec, _ = codec_and_distance(self.request.storing, writer.store.config)

@@ -133,7 +133,7 @@ class JournaledSaver:
         n, line = commit.checkpoint_n, self.line
         entry = line.entry(states.write, save=commit.fields(line.resumes, line.keeps))
         number = line.acknowledge(entry, n, actions)
-        self.ownership.warn(commit, save.request)
+        self.ownership.warn(commit)
         written = commit.written
         self.ownership.earlier.remember(save.phase, save.request.step, written.components)
         by_name = {"": written.main, **written.companions}
