@@ -22,7 +22,7 @@ from holdfast.registry.history import (
 from holdfast.registry.history.actions import Action, RaiseVersion
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading import Checkpoint, Stored
-from holdfast.registry.saving import DEFAULT_PHASE, RunHandle, restore_newest
+from holdfast.registry.saving import RunHandle, restore_newest
 from holdfast.registry.spec import Monitor, child, phase_number, register_migration
 from holdfast.registry.values import Digest
 
@@ -323,10 +323,9 @@ class RunPhases:
 
     def is_due(self, step: int, phase: int | str | None = None) -> bool:
         """Return whether the preset's cadence asks for a checkpoint at this step of a phase."""
-        spec = self._handle.log.run.spec
-        name = self._handle.log.run.phase if phase is None else check_phase(phase)
-        first = spec.phases[0].name if spec.phases else ""
-        every = spec.phase(name or first).save_every
+        run = self._handle.log.run
+        name = run.present_phase if phase is None else check_phase(phase)
+        every = run.spec.phase(name).save_every
         return every is not None and step > 0 and step % every == 0
 
     def monitor(self, phase: int | str | None = None) -> Monitor:
@@ -348,8 +347,5 @@ class RunPhases:
             InvalidInput: The phase has no number and is not declared.
         """
         run = self._handle.log.run
-        created, first = run.created, run.spec.phases[:1]
-        assert created is not None  # only a run that was created has a handle
-        named = check_phase(phase) if phase is not None else run.phase
-        name = named or (first[0].name if first else DEFAULT_PHASE)
-        return child(int(created.seed, 16), phase_number(run.spec, name), component)
+        name = run.present_phase if phase is None else check_phase(phase)
+        return child(run.seed, phase_number(run.spec, name), component)

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from holdfast.registry.saving.restoring import check_source as check_source
     from holdfast.registry.saving.restoring import restore_newest as restore_newest
     from holdfast.registry.saving.save_commit import SaveCommit as SaveCommit
-    from holdfast.registry.saving.save_request import DEFAULT_PHASE as DEFAULT_PHASE
     from holdfast.registry.saving.save_request import FlatSave as FlatSave
     from holdfast.registry.saving.save_request import PlannedSave as PlannedSave
     from holdfast.registry.saving.save_request import SaveRequest as SaveRequest

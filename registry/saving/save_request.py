@@ -42,8 +42,6 @@ from holdfast.registry.spec.precision import Narrowing, Precision, narrow_state,
 from holdfast.registry.values import Json, collector_paused, float_to_hex, near, require_first_rank
 from holdfast.registry.writing import Storing, check_storing
 
-#: The phase of runs that declare none.
-DEFAULT_PHASE = "main"
 #: The tags of dicts in a skeleton.
 _DICTS = frozenset({"d", "od"})
 
@@ -198,7 +196,7 @@ def take_apart(state: object, request: SaveRequest) -> FlatSave:
 def plan_save(save: FlatSave, run: RunManifest) -> PlannedSave:
     """Check a save against the rules of the run."""
     request, flat, spec = save.request, save.state, run.spec
-    phase = request.phase or run.phase or (spec.phases[0].name if spec.phases else DEFAULT_PHASE)
+    phase = request.phase or run.present_phase
     where = f"{run.run_id}: phase {phase}, step {request.step}"
     check_phase_is_declared(spec, phase)
     check_keys(spec, phase, [part.name for part in flat.components], where=where)

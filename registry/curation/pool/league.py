@@ -360,8 +360,8 @@ class OpponentPool:
         from holdfast.registry.curation.pool.selection import Draws
 
         run = self._log.run
-        rules, created = pool_rules(run), run.created
-        if not rules.draws or created is None:
+        rules = pool_rules(run)
+        if not rules.draws:
             raise InvalidInput(
                 "the run's preset declares no opponents to draw",
                 where=run.run_id,
@@ -370,7 +370,7 @@ class OpponentPool:
         playing, name = run.roster(), rules.phase if phase is None else check_phase(phase)
         check_phase_is_declared(run.spec, name)
         table = Draws(
-            int(created.seed, 16),
+            run.seed,
             phase_number(run.spec, name),
             rules.seed_child,
             rules.draws,
@@ -394,12 +394,12 @@ class OpponentPool:
         from holdfast.registry.curation.pool.selection import Draws
 
         run = self._log.run
-        rules, created = pool_rules(run), run.created
+        rules = pool_rules(run)
         sigmas = {one.version: one.sigma for one in run.roster() if not one.frozen}
-        if not sigmas or created is None:
+        if not sigmas:
             raise NotFound("the pool has no entry to evaluate", where=run.run_id)
         phase = phase_number(run.spec, rules.phase) if run.spec.pool else 0
-        return Draws(int(created.seed, 16), phase, rules.seed_child).evaluation(game, sigmas)
+        return Draws(run.seed, phase, rules.seed_child).evaluation(game, sigmas)
 
     def load(
         self,

@@ -167,15 +167,10 @@ class _TransitionCommit(NewCommit):
         assert self._origin is not None  # the commit was made, or found in the log
         assert self._made is not None
         log, run = self._writer.log, self._writer.log.run
-        assert run.created is not None  # it has a checkpoint
-        seed, number = int(run.created.seed, 16), phase_number(run.spec, self._to)
         return Transitioned(
             state=self._made.state,
             companions=self._made.companions,
-            seeds={
-                name: phase_sequence(seed, number) if index is None else child(seed, number, index)
-                for name, index in self._table.reseeded.items()
-            },
+            seeds=phase_seeds(run, self._to, self._table.reseeded),
             checkpoint=Checkpoint(self._writer.store, log, self._record(self._origin)),
             report=self._table.applied,
         )
@@ -218,10 +213,7 @@ class _TransitionCommit(NewCommit):
             to_phase=origin.rules.to_phase,
             source=origin.rules.source,
             manifest=origin.manifest,
-            rows=tuple(
-                AppliedRow(part=one.part, change=one.change, to=one.to)
-                for one in self._table.applied
-            ),
+            rows=recorded(self._table.applied),
             enabled=tuple(sorted(self._enabled)),
             ready=self._ready,
             companions={
@@ -336,6 +328,24 @@ def _same(entered: PhaseRecord, enter: EnterPhase) -> bool:
     """Return whether a phase was entered with the same result."""
     before = (entered.from_phase, entered.manifest, entered.rows, entered.companions)
     return before == (enter.from_phase, enter.manifest, enter.rows, enter.companions)
+
+
+def recorded(applied: Iterable[Applied]) -> tuple[AppliedRow, ...]:
+    """Return rows that were applied, as the log has them."""
+    return tuple(AppliedRow(part=one.part, change=one.change, to=one.to) for one in applied)
+
+
+def phase_seeds(
+    run: RunManifest, phase: str, reseeded: Mapping[str, int | None]
+) -> dict[str, SeedSequence]:
+    """Return the seeds of reseeded parts at the start of a phase; see `Table.reseeded`."""
+    if not reseeded:
+        return {}
+    number = phase_number(run.spec, phase)
+    return {
+        name: phase_sequence(run.seed, number) if index is None else child(run.seed, number, index)
+        for name, index in reseeded.items()
+    }
 
 
 def archive_label(stream: StreamRecord, base: str) -> str:

@@ -10,11 +10,11 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.registry.deriving.transitions.execution import Transitioned, archive_label
+from holdfast.registry.deriving.transitions.execution import Transitioned, archive_label, recorded
 from holdfast.registry.deriving.transitions.rows import Initialise, Table
 from holdfast.registry.errors import IncompatibleState, NotFound
 from holdfast.registry.history import check_name, encode_plain, warn_of_secrets
-from holdfast.registry.history.actions import Action, AppliedRow, ArchiveStream, EnterPhase
+from holdfast.registry.history.actions import Action, ArchiveStream, EnterPhase
 from holdfast.registry.history.replay import CheckpointRecord, PhaseRecord, RunManifest
 from holdfast.registry.loading import Checkpoint, load_to_train
 from holdfast.registry.saving import RunHandle
@@ -119,10 +119,7 @@ class _PivotCommit(NewCommit):
             to_phase=source.phase,
             source="latest",
             manifest=source.manifest,
-            rows=tuple(
-                AppliedRow(part=one.part, change=one.change, to=one.to)
-                for one in self.outcome.report
-            ),
+            rows=recorded(self.outcome.report),
             name=self._name,
             config=self._policy.config,
             meta=self._policy.meta,
@@ -173,13 +170,12 @@ def _changed(
     initialise: Initialise | None,
     ordinal: int,
 ) -> Transitioned:
-    assert run.created is not None  # it has a checkpoint
-    seed = int(run.created.seed, 16)
+    phase = checkpoint.handle.record.phase
     return Transitioned(
         state=table.carry_out(initialise or {}).state,
         companions={},
         seeds={
-            name: pivot_child(run.spec, seed, checkpoint.handle.record.phase, index or 0, ordinal)
+            name: pivot_child(run.spec, run.seed, phase, index or 0, ordinal)
             for name, index in table.reseeded.items()
         },
         checkpoint=checkpoint,

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.backends.escape import printable, quoted
 from holdfast.registry.curation.streams import read_segments
+from holdfast.registry.deriving.transitions.execution import phase_seeds, recorded
 from holdfast.registry.deriving.transitions.rows import Applied, Initialise, Table
 from holdfast.registry.errors import Conflict, IncompatibleState, InvalidInput
 from holdfast.registry.history import MAX_STEP, decode_plain, plain_digest, plain_values
-from holdfast.registry.history.actions import Action, AppliedRow, EnterPhase
+from holdfast.registry.history.actions import Action, EnterPhase
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading import Checkpoint, Stored, load_to_train
-from holdfast.registry.saving import DEFAULT_PHASE, Attempt, RunHandle
-from holdfast.registry.spec import Row, RunSpec, child, first_of, phase_number, phase_sequence
+from holdfast.registry.saving import Attempt, RunHandle
+from holdfast.registry.spec import Row, RunSpec, first_of
 from holdfast.registry.values import require_first_rank
 from holdfast.registry.writing import NewCommit
 
@@ -59,7 +60,9 @@ def start_fresh(handle: RunHandle) -> Started:
     """Start from nothing: the seeds alone; see `RunPhases.start`."""
     run = handle.training.refresh()
     check_unbegun(run, "fresh")
-    return Started("fresh", {}, None, _seeds(run, _reseeded(_rows(run.spec, None, ()))))
+    rows = [row for row in run.spec.warm_start or () if row.change == "reseed"]
+    seeds = phase_seeds(run, run.present_phase, Table(rows, (), {}).reseeded)
+    return Started("fresh", {}, None, seeds)
 
 
 def start_warm(
@@ -92,7 +95,8 @@ def start_warm(
         )
     made = table.carry_out(initialise or {}).state
     handle.saver.commit(_WarmStart(source, table.applied))
-    seeds = _seeds(handle.log.run, table.reseeded)
+    run = handle.log.run
+    seeds = phase_seeds(run, run.present_phase, table.reseeded)
     return Started("warm_start", made, source, seeds, table.applied)
 
 
@@ -106,10 +110,7 @@ class _WarmStart(NewCommit):
     def actions(self, run: RunManifest) -> Sequence[Action] | None:
         """Return the actions; `None` if the run was started from this source already."""
         check_unbegun(run, "warm_start")
-        phase = _phase(run)
-        rows = tuple(
-            AppliedRow(part=one.part, change=one.change, to=one.to) for one in self._applied
-        )
+        phase, rows = run.present_phase, recorded(self._applied)
         before = next(reversed(run.restarts().get(phase, ())), None)
         if before is not None and (before.manifest, before.rows) == (self._source.digest, rows):
             return None
@@ -188,12 +189,12 @@ def of_another_run(run: RunManifest, stored: Checkpoint) -> list[str]:
     ]
 
 
-def _rows(spec: RunSpec, source: Stored | None, carry: Sequence[str]) -> tuple[Row, ...]:
+def _rows(spec: RunSpec, source: Stored, carry: Sequence[str]) -> tuple[Row, ...]:
     """Return the rows of a warm start: the caller's, the preset's, or what inference needs."""
     if carry:
         return tuple(Row(part=name, change="carry") for name in carry)
-    if spec.warm_start is not None or source is None:
-        return spec.warm_start or ()
+    if spec.warm_start is not None:
+        return spec.warm_start
     names = [name for key in spec.inference if (name := first_of(key, source.components))]
     if not names:
         raise InvalidInput(
@@ -203,25 +204,6 @@ def _rows(spec: RunSpec, source: Stored | None, carry: Sequence[str]) -> tuple[R
             hint="A preset can say it by `warm_start`, or by `inference`.",
         )
     return tuple(Row(part=name, change="carry") for name in names)
-
-
-def _reseeded(rows: Iterable[Row]) -> dict[str, int | None]:
-    return Table([row for row in rows if row.change == "reseed"], (), {}).reseeded
-
-
-def _seeds(run: RunManifest, reseeded: Mapping[str, int | None]) -> dict[str, SeedSequence]:
-    if not reseeded:
-        return {}
-    assert run.created is not None  # a run has its commit 0
-    seed, number = int(run.created.seed, 16), phase_number(run.spec, _phase(run))
-    return {
-        name: phase_sequence(seed, number) if index is None else child(seed, number, index)
-        for name, index in reseeded.items()
-    }
-
-
-def _phase(run: RunManifest) -> str:
-    return run.phase or (run.spec.phases[0].name if run.spec.phases else DEFAULT_PHASE)
 
 
 _LOGGER = logging.getLogger("holdfast")

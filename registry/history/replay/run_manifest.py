@@ -33,6 +33,8 @@ from holdfast.registry.spec import Monitor, RunSpec
 from holdfast.registry.values import Digest, DigestField, Field, PhaseName, Plain, Record
 
 FORMAT: Literal["holdfast.run/1"] = "holdfast.run/1"
+#: The phase of runs that declare none.
+_DEFAULT_PHASE = "main"
 
 
 class RunManifest(Record):
@@ -294,7 +296,7 @@ class RunManifest(Record):
     @property
     def monitors(self) -> tuple[Monitor, ...]:
         """The metrics that decide `best` in the present phase."""
-        return self.spec.phase(self.phase or self._first_phase).monitors
+        return self.spec.phase(self.present_phase).monitors
 
     def monitor(self, phase: str | None = None) -> Monitor:
         """Return the monitor that decides `best`: the first of a phase, or of the present one."""
@@ -313,8 +315,15 @@ class RunManifest(Record):
         )
 
     @property
-    def _first_phase(self) -> str:
-        return self.spec.phases[0].name if self.spec.phases else ""
+    def present_phase(self) -> str:
+        """The phase that training is in; before the first checkpoint the one that it begins in."""
+        return self.phase or (self.spec.phases[0].name if self.spec.phases else _DEFAULT_PHASE)
+
+    @property
+    def seed(self) -> int:
+        """The master seed."""
+        assert self.created is not None  # a run has its commit 0
+        return int(self.created.seed, 16)
 
     @property
     def tags(self) -> dict[str, int]:

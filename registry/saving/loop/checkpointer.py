@@ -474,21 +474,14 @@ def _best_so_far(run: RunManifest, on_best: bool | Monitor) -> BestSoFar | None:
     """Return the best value of a run so far."""
     if on_best is False:
         return None
-    monitor = on_best if isinstance(on_best, Monitor) else next(iter(run.monitors), None)
-    if monitor is None:
-        raise InvalidInput(
-            "the run has no monitor to decide which checkpoint is best",
-            where=run.run_id,
-            hint="Create the run with monitor=Monitor(metric='loss', mode='min'), or pass one.",
-        )
+    monitor = on_best if isinstance(on_best, Monitor) else run.monitor()
     best = run.best(monitor)
     return BestSoFar(monitor, best.metrics if best else {})
 
 
 def _preset_cadence(run: RunManifest, options: LoopOptions) -> int | None:
-    phase, first = options.phase, run.spec.phases[:1]
-    name = run.phase if phase is None else check_phase(phase)
-    return run.spec.phase(name or (first[0].name if first else "")).save_every
+    name = run.present_phase if options.phase is None else check_phase(options.phase)
+    return run.spec.phase(name).save_every
 
 
 def _nothing(_: object = None) -> None:
