@@ -49,7 +49,7 @@ class Architecture:
             for leaf, name in zip(part.leaves, of, strict=True):
                 nbytes = int(np.prod(shapes[name])) * item_size(dtype)
                 leaves.append(NamedLeaf(dtype, shapes[name], nbytes, leaf.path))
-            components.append(type(part)(part.name, part.skeleton, tuple(leaves), part.is_bare))
+            components.append(type(part)(part.name, part.skeleton, tuple(leaves)))
         return FlatState(flat.kind, tuple(components))
 
     @cached_property

@@ -30,7 +30,11 @@ class FlatComponent:
     name: str  # its key
     skeleton: Json  # canonical JSON with every value; a number replaces each array
     leaves: tuple[ArrayLeaf, ...]  # the arrays, by number
-    is_bare: bool  # whether the entry is itself an array and not a container
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether the entry is itself an array and not a container."""
+        return type(self.skeleton) is dict and not _BARE_TAGS.isdisjoint(self.skeleton)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +125,7 @@ def _component(state: dict[str, object], name: object, encoder: Encoder) -> Flat
     encoder.text(name, link)
     encoder.enter(state, (None, name), 0)
     skeleton = encoder.node(state[name], link, 1)
-    is_bare = type(skeleton) is dict and not _BARE_TAGS.isdisjoint(skeleton)
-    return FlatComponent(name, skeleton, tuple(encoder.leaves), is_bare)
+    return FlatComponent(name, skeleton, tuple(encoder.leaves))
 
 
 # Cut a stored component down to some of the values in its dicts, without rebuilding any value.

@@ -15,13 +15,12 @@ from itertools import zip_longest
 from holdfast.backends.escape import printable
 from holdfast.registry.errors import IncompatibleState
 from holdfast.registry.objects import Component, TensorEntry
+from holdfast.registry.pytree import DICTS
 from holdfast.registry.values import FLOATING, Digest, Json
 
 _LOGGER = logging.getLogger("holdfast")
 #: Maximum number of remembered saves, and of component digests in all of them.
 _SAVES, _DIGESTS = 64, 4096
-#: Tag of a dict -> the position of its pairs in the payload; `None` if they are the payload.
-_PAIRS = {"d": None, "od": None, "sd": 0, "dd": 1}
 #: Where the state of an optimizer, or of several in a dict or a list, begins.
 _DEPTH = 3
 #: Length of torch's state of a generator on the CPU, in bytes, and of Python's, in numbers.
@@ -237,8 +236,8 @@ def _pairs(node: Json) -> dict[str, Json]:
     if not isinstance(node, dict):
         return {}
     for tag, payload in node.items():
-        if tag in _PAIRS and isinstance(payload, list):
-            at = _PAIRS[tag]
+        if tag in DICTS and isinstance(payload, list):
+            at = DICTS[tag]
             pairs = payload if at is None else payload[at] if at < len(payload) else None
             if isinstance(pairs, list):
                 return {str(one[0]): one[1] for one in pairs if isinstance(one, list) and one[1:]}

@@ -42,8 +42,8 @@ from holdfast.registry.spec.precision import Narrowing, Precision, narrow_state,
 from holdfast.registry.values import Json, collector_paused, float_to_hex, near, require_first_rank
 from holdfast.registry.writing import Storing, check_storing
 
-#: The tags of dicts in a skeleton.
-_DICTS = frozenset({"d", "od"})
+#: The tags of dicts whose numbers are metrics; see `pytree.pairs_of`.
+_DICTS = {"d": None, "od": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,9 +264,7 @@ def _last_entry(history: Json) -> Json:
 
 def _pairs(node: Json) -> list[Any]:
     """Return the names and values of a dict; nothing for other values."""
-    if not isinstance(node, dict) or len(node) != 1 or not node.keys() <= _DICTS:
-        return []
-    (pairs,) = node.values()
+    pairs = pytree.pairs_of(node, _DICTS)
     return pairs if isinstance(pairs, list) else []
 
 

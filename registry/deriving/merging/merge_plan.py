@@ -92,7 +92,7 @@ class _Planner:
             if made is not None:
                 skeleton, tensors[name] = made
                 leaves = tuple(one.leaf for one in tensors[name])
-                parts.append(FlatComponent(name, skeleton, leaves, _is_bare(skeleton)))
+                parts.append(FlatComponent(name, skeleton, leaves))
         self._refuse()
         return MergePlan(FlatState(self._inputs[0].kind, tuple(parts)), tensors)
 
@@ -183,7 +183,7 @@ class _Planner:
         names = self._average
         if names is None:
             leaves = tuple(one.leaf for one in _kept(name, part, 0))
-            made = FlatComponent(name, part.skeleton, leaves, _is_bare(part.skeleton))
+            made = FlatComponent(name, part.skeleton, leaves)
             return paths.keys() - optimizer_leaves(made)
         return {
             number
@@ -309,10 +309,6 @@ def _merged_tensor(
 ) -> MergedTensor:
     first = entries[0]
     return MergedTensor(NamedLeaf(first.dtype, first.shape, first.nbytes, path), entries, sources)
-
-
-def _is_bare(skeleton: Json) -> bool:
-    return isinstance(skeleton, dict) and not {"t", "n", "nt"}.isdisjoint(skeleton)
 
 
 def _paths(parts: Mapping[str, Component]) -> set[str]:

@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 
 from holdfast.registry.errors import IncompatibleState
-from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState, component_path, segment
+from holdfast.registry.pytree import (
+    ArrayLeaf,
+    FlatComponent,
+    FlatState,
+    component_path,
+    pairs_of,
+    segment,
+)
 from holdfast.registry.saving.collective.shards import Boxes, Ints, Layout, ShardLeaf, whole_shape
 from holdfast.registry.saving.collective.talk import Message, join
 from holdfast.registry.saving.save_request import SaveRequest
@@ -25,7 +32,6 @@ _HINT = (
 )
 #: Arguments that must be equal on all ranks, even if rank 0 decides the other ones.
 _OF_ALL = ("step", "companions")
-_DICTS = {"d": None, "od": None, "sd": 0, "dd": 1}
 
 
 @dataclass(frozen=True)
@@ -207,7 +213,7 @@ def _unequal(path: str, here: Any, there: Any) -> str | None:
     """Return the first path at which two skeletons differ; `None` if they are the same."""
     if _same(here, there):
         return None
-    mine, theirs = _pairs(here) or [], _pairs(there) or []
+    mine, theirs = _items(here), _items(there)
     if _same([key for key, _ in mine], [key for key, _ in theirs]):
         for (key, one), (_, other) in zip(mine, theirs, strict=True):
             step = segment(key) if type(key) in (str, int) else canonical.encode(key).decode()
@@ -222,17 +228,11 @@ def _same(here: Any, there: Any) -> bool:
     return canonical.encode(here) == canonical.encode(there)
 
 
-def _pairs(node: Any) -> list[Any] | None:
-    if type(node) is list:
-        return [[number, item] for number, item in enumerate(node)]
-    if type(node) is not dict or len(node) != 1:
-        return None
-    [(tag, payload)] = node.items()
-    if tag not in _DICTS:
-        return _pairs(payload) if tag == "tu" else None
-    at = _DICTS[tag]
-    found: list[Any] = payload if at is None else payload[at]
-    return found
+def _items(node: Any) -> list[Any]:
+    """Return the keys and items of a dict, list or tuple; none of another value."""
+    if type(node) is dict and "tu" in node:
+        node = node["tu"]
+    return [*enumerate(node)] if type(node) is list else pairs_of(node) or []
 
 
 def check_copies(tables: Sequence[Ints], leaves: Sequence[ArrayLeaf], where: str) -> None:

@@ -336,7 +336,7 @@ def merge_values(component: FlatComponent, values: Sequence[Sequence[bytes]]) ->
         return component
     merging = _Merging(component, values)
     skeleton = merging.node(component.skeleton)
-    return FlatComponent(component.name, skeleton, tuple(merging.leaves), component.is_bare)
+    return FlatComponent(component.name, skeleton, tuple(merging.leaves))
 
 
 class _Merging:

@@ -22,7 +22,7 @@ from typing import NoReturn, get_args
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import Hint, InvalidInput, UnsupportedValue
 from holdfast.registry.objects import ORIGINAL_DTYPES, NarrowedDtype
-from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState
+from holdfast.registry.pytree import DICTS, ArrayLeaf, FlatComponent, FlatState
 from holdfast.registry.spec.run_spec import RunSpec
 from holdfast.registry.values import ITEM_SIZES, Json, PrecisionName, near
 
@@ -40,8 +40,6 @@ _MOMENT = re.compile(
 _MU_NU = frozenset(("mu", "nu"))
 #: Keys of the result of `torch.optim.Optimizer.state_dict`.
 _OPTIMIZER_KEYS = {"state", "param_groups"}
-#: Tag of a dict -> the position of its pairs in the payload; `None` if they are the payload.
-_PAIRS = {"d": None, "od": None, "sd": 0, "dd": 1}
 
 
 def optimizer_leaves(part: FlatComponent) -> set[int]:
@@ -101,9 +99,9 @@ def _is_moment_key(step: str) -> bool:
 
 def _is_optimizer(tag: str, payload: Json) -> bool:
     """Return whether a node is a dict with the keys of an optimizer's state_dict."""
-    if tag not in _PAIRS or not isinstance(payload, list):
+    if tag not in DICTS or not isinstance(payload, list):
         return False
-    index = _PAIRS[tag]
+    index = DICTS[tag]
     pairs = payload if index is None else payload[index] if index < len(payload) else None
     if not isinstance(pairs, list):
         return False

@@ -225,12 +225,12 @@ def test_mu_and_nu_are_moments_side_by_side():
 @quick
 @given(json_values)
 def test_a_skeleton_from_anywhere_is_looked_at_without_an_error(skeleton):
-    optimizer_leaves(FlatComponent("model", skeleton, (), is_bare=False))
+    optimizer_leaves(FlatComponent("model", skeleton, ()))
     pairs = [["state", {"t": 3}], ["param_groups", skeleton], ["more", {"t": [skeleton]}]]
     for node in ({"d": pairs}, {"sd": [pairs, skeleton]}, [{"dd": [None, pairs]}]):
-        assert 3 in optimizer_leaves(FlatComponent("model", node, (), is_bare=False))
+        assert 3 in optimizer_leaves(FlatComponent("model", node, ()))
     for node in ({"d": skeleton}, {"sd": skeleton}, {"dd": [skeleton]}, {"od": [skeleton]}):
-        optimizer_leaves(FlatComponent("model", node, (), is_bare=False))
+        optimizer_leaves(FlatComponent("model", node, ()))
 
 
 @pytest.mark.parametrize(
