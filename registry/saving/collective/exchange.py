@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -87,21 +88,15 @@ class _Storing:
         self._watched = [is_watched(leaf, order.watched) for leaf in self._leaves]
         self._digests = bytearray(len(part.chunks) * DIGEST_BYTES)
         self._nonfinite: set[int] = set()
-        self._memory: dict[int, tuple[Any, Ints]] = {}
+        self._memory = cache(layout.memory)
 
     def write(self, writer: ObjectWriter, group: Group) -> ChunkReport:
         writer.hear(self._order.epoch)
-        chunks = complete_chunks(group, self._order.links, self._part, self._items, self._memory_of)
+        chunks = complete_chunks(group, self._order.links, self._part, self._items, self._memory)
         locations = write_packs(self._store, writer, self._batches(chunks), self._order.codec)
         for leaf in self._layout.leaves:
             leaf.release()
         return ChunkReport(self._digests, sorted(self._nonfinite), ChunkTable.of(locations))
-
-    def _memory_of(self, tensor: int) -> tuple[Any, Ints]:
-        found = self._memory.get(tensor)
-        if found is None:
-            found = self._memory[tensor] = self._layout.memory(tensor)
-        return found
 
     def _batches(self, chunks: Iterator[tuple[int, Ints, memoryview]]) -> Iterator[list[Chunk]]:
         """Yield the new chunks in batches for one pack each; packs never mix components."""

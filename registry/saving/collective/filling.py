@@ -37,28 +37,6 @@ _BATCH_BYTES = 64 * 2**20
 Read = Callable[[Mapping[int, Any]], None]
 
 
-def spread_chunks(
-    group: Group, links: str, part: PlanPart, items: list[int], memory: Memory, read: Read
-) -> None:
-    """Fill this rank's boxes, and send the other ranks their pieces of the chunks that it owns.
-
-    A chunk that this rank's box holds whole is read straight into it. Other chunks need memory
-    until their pieces are sent, for a few rounds at the same time. A second thread keeps reading
-    while this rank waits for the others.
-    """
-    spreading = _Spreading(group, links, part, items, memory, read)
-    with ThreadPoolExecutor(1, "holdfast-load") as pool:
-        reading = pool.submit(spreading.read_ahead)
-        try:
-            for now in range(part.rounds):
-                spreading.travel(now)
-        except BaseException:
-            spreading.stop()
-            reading.result()  # raises the reader's error, if the reader has failed
-            raise
-        reading.result()
-
-
 class _NothingRead(Exception):
     """The thread that reads has failed; its error is the one to raise."""
 
@@ -72,7 +50,11 @@ class _Round:
 
 
 class _Spreading:
-    """One plan as a rank carries it out: `read_ahead` in one thread, `travel` in another."""
+    """One plan as a rank carries it out: `_read_ahead` in one thread, `_travel` in another.
+
+    A chunk that this rank's box holds whole is read straight into it. Other chunks need memory
+    until their pieces are sent, for a few rounds at the same time.
+    """
 
     def __init__(
         self, group: Group, links: str, part: PlanPart, items: list[int], memory: Memory, read: Read
@@ -90,9 +72,26 @@ class _Spreading:
         for _ in range(_ROUNDS_HELD):
             self._room.put(None)
 
+    def spread(self) -> None:
+        """Fill this rank's boxes, and send the others their pieces of the chunks that it owns.
+
+        A second thread keeps reading while this rank waits for the others.
+        """
+        with ThreadPoolExecutor(1, "holdfast-load") as pool:
+            reading = pool.submit(self._read_ahead)
+            try:
+                for now in range(self._part.rounds):
+                    self._travel(now)
+            except BaseException:
+                self._is_over = True  # nobody waits for the reader any more
+                self._room.put(None)
+                reading.result()  # raises the reader's error, if the reader has failed
+                raise
+            reading.result()
+
     # Reading
 
-    def read_ahead(self) -> None:
+    def _read_ahead(self) -> None:
         """Read all owned chunks: first the chunks that travel, as far as memory allows."""
         try:
             near = deque(self._near())
@@ -106,11 +105,6 @@ class _Spreading:
                 self._read(near.popleft())
         finally:
             self._ready.put(None)
-
-    def stop(self) -> None:
-        """Stop the reader: nobody waits for it any more."""
-        self._is_over = True
-        self._room.put(None)
 
     def _read_rounds(self, now: int) -> int:
         """Read the chunks of the next rounds; return the number of rounds."""
@@ -169,7 +163,7 @@ class _Spreading:
 
     # Exchanging
 
-    def travel(self, now: int) -> None:
+    def _travel(self, now: int) -> None:
         """Send the pieces of a round; copy this rank's own pieces and the arriving ones."""
         read = self._ready.get()
         if read is None:
@@ -254,18 +248,14 @@ class Filling:
             tuple(one.dtype for one in entries), tuple(one.shape for one in entries)
         )
         self._items = [item_size(one.dtype) for one in entries]
-        rows = [
-            [number, *self._padded(one.offset, 0), *self._padded(one.shape, 1)]
+        table = self.structure.table(
+            (number, one.offset, one.shape)
             for number, one in enumerate(self._boxes)
             if one.is_sharded
-        ]
-        table = np.array(rows, np.int64).reshape(-1, 1 + 2 * self.structure.axes)
+        )
         #: The boxes that this rank has of them.
         self.boxes = Boxes.from_rows(table, len(self._boxes))
         self._memory: dict[int, tuple[Any, Ints]] = {}
-
-    def _padded(self, lengths: tuple[int, ...], fill: int) -> list[int]:
-        return self.structure.padded(lengths, fill)
 
     def alone(self) -> None:
         """Fill the boxes; no other rank takes part."""
@@ -296,7 +286,7 @@ class Filling:
             if 0 in one.shape:
                 continue
             box, offset = self._memory_of(tensor)
-            ends = offset + np.array(self._padded(one.shape, 1), np.int64)
+            ends = offset + box.shape[:-1]
             _, numbers, begin, end = self.structure.pieces(tensor, offset[None], ends[None])
             low, high = self.structure.chunk_boxes(tensor, numbers)
             is_whole = ((begin == low) & (end == high)).all(axis=1)
@@ -359,7 +349,7 @@ class Filling:
             named = part.chunks[list(wanted), :2].tolist()
             self._read([(*one, data) for one, data in zip(named, wanted.values(), strict=True)])
 
-        spread_chunks(group, links, part, self._items, self._memory_of, read)
+        _Spreading(group, links, part, self._items, self._memory_of, read).spread()
         self._memory.clear()
 
     def _memory_of(self, tensor: int) -> tuple[Any, Ints]:
@@ -367,9 +357,7 @@ class Filling:
         found = self._memory.get(tensor)
         if found is None:
             one = self._boxes[tensor]
-            shape = [*self._padded(one.shape, 1), self._items[tensor]]
-            box = np.frombuffer(one.view, np.uint8).reshape(shape)
-            found = box, np.array(self._padded(one.offset, 0), np.int64)
+            found = self.structure.memory(tensor, one.view, one.offset, one.shape)
             self._memory[tensor] = found
         return found
 

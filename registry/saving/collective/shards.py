@@ -12,7 +12,7 @@ import importlib
 import json
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -71,6 +71,25 @@ class Structure:
     def padded(self, lengths: Sequence[int], fill: int) -> list[int]:
         """Return lengths or offsets with the missing axes in front."""
         return [fill] * (self.axes - len(lengths)) + list(lengths)
+
+    def table(self, boxes: Iterable[tuple[int, Sequence[int], Sequence[int]]]) -> Ints:
+        """Return boxes as rows: tensor, offset and extent; each box is given by these three."""
+        rows = [
+            [tensor, *self.padded(offset, 0), *self.padded(extent, 1)]
+            for tensor, offset, extent in boxes
+        ]
+        return np.array(rows, np.int64).reshape(-1, 1 + 2 * self.axes)
+
+    def memory(
+        self, tensor: int, data: Buffer, offset: Sequence[int], extent: Sequence[int]
+    ) -> tuple[Any, Ints]:
+        """Return the bytes of a box of a tensor as an array, and the begin of the box.
+
+        The array has the axes of the box, and one more for the bytes of an element.
+        """
+        shape = [*self.padded(extent, 1), item_size(self.dtypes[tensor])]
+        box = np.frombuffer(data, np.uint8).reshape(shape)
+        return box, np.array(self.padded(offset, 0), np.int64)
 
     def chunk_boxes(self, tensor: int, numbers: Ints) -> tuple[Ints, Ints]:
         """Return the begins and ends of some chunks of a tensor, a row each."""
@@ -297,27 +316,18 @@ class Layout:
         self.structure = Structure(
             tuple(str(leaf.dtype) for leaf in cut), tuple(whole_shape(leaf) for leaf in cut)
         )
-        rows = [
-            [number, *self._padded(leaf.offset, 0), *self._padded(leaf.shape, 1)]
+        #: Tensor, offset and extent of each sharded leaf.
+        self.rows = self.structure.table(
+            (number, leaf.offset, leaf.shape)
             for number, leaf in enumerate(cut)
             if isinstance(leaf, ShardLeaf)
-        ]
-        #: Tensor, offset and extent of each sharded leaf.
-        self.rows: Ints = np.array(rows, np.int64).reshape(-1, 1 + 2 * self.structure.axes)
-
-    def _padded(self, lengths: tuple[int, ...], fill: int) -> list[int]:
-        return self.structure.padded(lengths, fill)
+        )
 
     def memory(self, tensor: int) -> tuple[Any, Ints]:
-        """Return the bytes of this rank's box of a tensor, and the begin of the box.
-
-        The bytes have the axes of the box, and one more for the bytes of an element.
-        """
+        """Return the bytes of this rank's box of a tensor, and the begin of the box."""
         leaf = self.leaves[tensor]
         offset = leaf.offset if isinstance(leaf, ShardLeaf) else (0,) * len(leaf.shape)
-        flat = np.frombuffer(leaf.buffer(), np.uint8)
-        shape = [*self._padded(leaf.shape, 1), item_size(leaf.dtype)]
-        return flat.reshape(shape), np.array(self._padded(offset, 0), np.int64)
+        return self.structure.memory(tensor, leaf.buffer(), offset, leaf.shape)
 
 
 def encode_value(value: PerRank) -> bytes:
