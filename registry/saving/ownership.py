@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import RLock
-from typing import Protocol
 
 from holdfast.registry.errors import IntegrityError
 from holdfast.registry.history import (
@@ -40,30 +39,6 @@ from holdfast.registry.writing import (
 )
 
 _LOGGER = logging.getLogger("holdfast")
-
-
-class TrainingLine(Protocol):
-    """The line of training of one handle: the run as it sees it, and where it continues."""
-
-    @property
-    def run(self) -> RunManifest:
-        """The run, as far as it is read."""
-
-    @property
-    def resumed_step(self) -> int | None:
-        """The step of the checkpoint that training resumed from, before the first save."""
-
-    def refresh(self) -> RunManifest:
-        """Read the log; return the run."""
-
-    def newest_first(self) -> list[Checkpoint]:
-        """Return the kept checkpoints, newest first."""
-
-    def resume_at(self, checkpoint: Checkpoint) -> None:
-        """Continue from exactly a checkpoint: the next save supersedes all that came later."""
-
-    def resume_after(self, checkpoint: Checkpoint) -> str | None:
-        """Continue from a checkpoint and, if it is the newest, from the pivots after it."""
 
 
 class Ownership:
@@ -94,7 +69,7 @@ class Ownership:
         self._unrated_told: set[str] = set()
         self._pid = os.getpid()
 
-    # The line of training
+    # The line of training: with a journal, `JournaledLine` answers these
 
     @property
     def run(self) -> RunManifest:

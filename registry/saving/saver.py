@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from holdfast.registry.history import RunLog
 from holdfast.registry.history.actions import RunStatus
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.saving.ownership import Ownership, TrainingLine
+from holdfast.registry.saving.ownership import Ownership
 from holdfast.registry.saving.pending import Backlog
 from holdfast.registry.saving.pipeline import Pipeline
 from holdfast.registry.saving.save_request import PlannedSave, SaveRequest, plan_save, take_apart
@@ -24,7 +24,7 @@ from holdfast.registry.writing import Committer, NewCommit
 
 if TYPE_CHECKING:
     from holdfast.registry.saving.collective import CollectiveSaver
-    from holdfast.registry.saving.journal import JournaledSaver
+    from holdfast.registry.saving.journal import JournaledLine, JournaledSaver
 
 
 class Saver(Protocol):
@@ -110,7 +110,7 @@ class RunHandle:
     ownership: Ownership  # this handle's hold on the run
     saver: Saver
     #: The run as training sees it: the ownership, or with a journal the run that is expected.
-    training: TrainingLine
+    training: Ownership | JournaledLine
     journal: JournaledSaver | None = None  # the saver, if it has a journal
     ranks: CollectiveSaver | None = None  # the saver, if all ranks of a job save together
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast.registry.saving.journal.carrier import Carrier as Carrier
     from holdfast.registry.saving.journal.folder import RunFolder as RunFolder
     from holdfast.registry.saving.journal.folder import run_folders as run_folders
+    from holdfast.registry.saving.journal.line import JournaledLine as JournaledLine
     from holdfast.registry.saving.journal.pushing import Listed as Listed
     from holdfast.registry.saving.journal.records import Note as Note
     from holdfast.registry.saving.journal.registries import known_registry as known_registry

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from holdfast.registry.errors import (
@@ -29,6 +30,7 @@ from holdfast.registry.saving.journal.states import EntryStates
 from holdfast.registry.saving.save_request import PlannedSave
 from holdfast.registry.values import Digest
 
+_LOGGER = logging.getLogger("holdfast")
 _T = TypeVar("_T")
 
 
@@ -114,25 +116,15 @@ class JournaledCheckpoint(Checkpoint):
         """Return the state, from this machine or from the registry; see `Checkpoint.load`."""
         if only is not None and not isinstance(only, str):
             only = list(only)  # it may be read twice
-
-        def load() -> Any:
-            return super(JournaledCheckpoint, self).load(
-                only=only, map_location=map_location, precision=precision, version=version
-            )
-
-        return self._anywhere(load)
+        load = partial(super().load, only=only, map_location=map_location)
+        return self._anywhere(partial(load, precision=precision, version=version))
 
     def load_into(
         self, target: object, *, component: str | None = None, strict: bool = True
     ) -> LoadReport:
         """Fill tensors in place; see `Checkpoint.load_into`."""
-
-        def load() -> LoadReport:
-            return super(JournaledCheckpoint, self).load_into(
-                target, component=component, strict=strict
-            )
-
-        return self._anywhere(load)
+        load = super().load_into
+        return self._anywhere(partial(load, target, component=component, strict=strict))
 
     def _anywhere(self, load: Callable[[], _T]) -> _T:
         try:
@@ -196,16 +188,10 @@ class _EntryLog(RunLog):
         return self.run
 
 
-# The bound of a journal: a save waits until its states have room beside the waiting ones.
-
-
-_LOGGER = logging.getLogger("holdfast")
-
-
 def await_room(
     folder: RunFolder, carrier: BackgroundCarrier, save: PlannedSave, check: Callable[[], None]
 ) -> float:
-    """Wait until a save fits into the journal, and log the wait; return the seconds."""
+    """Wait until a save has room in the journal beside the waiting ones; return the seconds."""
     needed = sum(one.nbytes for one in [save.state, *save.companions.values()])
     most = folder.journal.max_bytes
     if needed > most:

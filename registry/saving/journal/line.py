@@ -41,6 +41,8 @@ from holdfast.registry.saving.ownership import Claimed, Ownership
 from holdfast.registry.store import Store
 from holdfast.registry.writing import Composed, after_commit
 
+_LOGGER = logging.getLogger("holdfast")
+
 
 class ExpectedRun:
     """A run with entries that are not in it yet."""
@@ -142,9 +144,6 @@ def _add(
     expected.add(number, entry, save.checkpoint_n, actions)
     if save.checkpoint_n == run.commits:  # not a save that repeats a checkpoint
         expected.append(save.checkpoint_n, resumed, fields)
-
-
-_LOGGER = logging.getLogger("holdfast")
 
 
 class JournaledLine:
