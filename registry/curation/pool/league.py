@@ -89,21 +89,10 @@ class ModelCache(Generic[T]):
             self._loading.pop(version, None)
         del model  # not under the lock: its destructor may run code
 
-    def clear(self) -> None:
-        """Drop all versions. Those that are being loaded will not be kept."""
-        with self._lock:
-            held, self._held = self._held, OrderedDict()
-            self._loading.clear()
-        held.clear()
-
     def versions(self) -> tuple[int, ...]:
         """Return the versions in the cache, the least recently used first."""
         with self._lock:
             return tuple(self._held)
-
-    def __len__(self) -> int:
-        with self._lock:
-            return len(self._held)
 
     def _load(self, version: int, load: Callable[[], T], mine: Future[T]) -> T:
         try:
