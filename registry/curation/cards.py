@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import Hint, InvalidInput, UnsupportedValue
+from holdfast.registry.history import is_text
 from holdfast.registry.pytree import clip
 
 if TYPE_CHECKING:
@@ -148,10 +149,8 @@ def _plain(value: object, where: str, depth: int) -> Any:
 
 def _string(value: str, where: str) -> str:
     text = str.__str__(value)
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UnsupportedValue("a string with a lone surrogate", where=where) from error
+    if not is_text(text):
+        raise UnsupportedValue("a string with a lone surrogate", where=where)
     return text
 
 

@@ -20,7 +20,7 @@ from holdfast.registry.errors import (
     NotFound,
     Thinned,
 )
-from holdfast.registry.history import RunLog, check_name, describe_thinning, moment
+from holdfast.registry.history import RunLog, check_name, describe_thinning, is_text, moment
 from holdfast.registry.history.actions import Action, RemoveTag, SetPin, SetTag
 from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest
 from holdfast.registry.loading import Checkpoint, StateHandle, Stored, find_checkpoint
@@ -332,16 +332,11 @@ def own(committer: Committer, checkpoint: Checkpoint, what: str) -> int:
 
 def check_reason(committer: Committer, reason: str, act: str) -> None:
     """Refuse a reason that is empty or cannot be stored."""
+    where = committer.log.run_id
     if not isinstance(reason, str) or not reason.strip():
-        raise InvalidInput(f"{act} needs a reason", where=committer.log.run_id)
-    try:
-        reason.encode()
-    except UnicodeEncodeError as error:  # a lone surrogate
-        raise InvalidInput(
-            "the reason is not valid Unicode",
-            where=committer.log.run_id,
-            found=ascii(reason),
-        ) from error
+        raise InvalidInput(f"{act} needs a reason", where=where)
+    if not is_text(reason):
+        raise InvalidInput("the reason is not valid Unicode", where=where, found=ascii(reason))
 
 
 def kept(run: RunManifest, n: int, where: str) -> CheckpointRecord:

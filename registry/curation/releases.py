@@ -17,7 +17,7 @@ from holdfast.registry import pytree
 from holdfast.registry.curation.cards import check_card, read_card, write_card
 from holdfast.registry.curation.pins import check_whole, find_pin, own, sound
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
-from holdfast.registry.history import RunLog, check_metrics, format_time, moment
+from holdfast.registry.history import RunLog, check_metrics, format_time, is_text, moment
 from holdfast.registry.history.actions import Action, Commit, CommitKeys, PointRelease, SetPin
 from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest
 from holdfast.registry.loading import Checkpoint, StateHandle, Stored, check_components
@@ -256,7 +256,7 @@ class Releases:
             InvalidInput: The reason is not text.
             Conflict: The run was dropped.
         """
-        if not isinstance(reason, str) or reason.encode(errors="replace").decode() != reason:
+        if not isinstance(reason, str) or not is_text(reason):
             raise InvalidInput("a reason is not text", found=quoted(reason))
         find_pin(self._log.refresh(), "release", version)
 
