@@ -50,24 +50,7 @@ class Saver(Protocol):
 class LocalSaver:
     """A saver whose saves return when they are durable in the registry.
 
-    A local save, from the call to the last byte:
-
-    1. `Pipeline.save` waits for a save in the background. `Pipeline.save_async` copies the state
-       after step 2, and a thread does the rest.
-    2. `prepare` here: `take_apart` flattens the state (`FlatSave`), and `plan_save` checks it
-       against the rules of the run (`PlannedSave`).
-    3. `Ownership.save` makes a `SaveCommit`: the change that `Committer.commit` carries through
-       steps 4 to 9.
-    4. `SaveCommit.check` refuses the save if another trainer owns the run, or its rules forbid it.
-    5. `SaveCommit.write_states` has `StateWriter.write` hash chunks in threads, and skip those that
-       a base holds.
-    6. The new chunks are encoded and put as packs, while another thread checks that the
-       newest slot that was read is still there.
-    7. The manifest and the placement are put (`WrittenSave`). Nothing is visible yet.
-    8. `ObjectWriter.commit` checks that no sweep has condemned an object that the commit names.
-    9. `RunLog.append` puts the slot: checkpoint, evictions and stream entries appear together. If
-       another writer took the slot, the lines are composed again; after a sweep, back to step 4.
-    10. The ownership notes that this handle owns the run, and returns the `Checkpoint`.
+    docs/architecture.md has the steps of a save.
     """
 
     def __init__(self, committer: Committer) -> None:
