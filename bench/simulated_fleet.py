@@ -152,7 +152,7 @@ class Fleet:
             )
             for rank in some
         )
-        owned = plan.owned_bytes
+        owned = _owned_bytes(plan)
         found.chunks = len(plan.owner)
         found.exchanged = plan.moved_bytes / int(owned.sum())
         found.imbalance = float(owned.max() / owned.mean())
@@ -219,10 +219,16 @@ class Fleet:
 
     def _load(self) -> None:
         plan = make_plan(self._of.structure, self._boxes, loads=True)
-        self.figures.read_gb = int(plan.owned_bytes.max()) / 1e9
+        self.figures.read_gb = int(_owned_bytes(plan).max()) / 1e9
 
 
 _ZEROS = bytes(PACK_BYTES)
+
+
+def _owned_bytes(plan: Plan) -> Ints:
+    """Return the bytes of the chunks that each rank owns."""
+    owned = np.bincount(plan.owner, _sizes(plan), minlength=plan.patterns.ranks)
+    return owned.astype(np.int64)
 
 
 def _sizes(plan: Plan) -> Ints:

@@ -90,13 +90,6 @@ class Plan:
         order = np.argsort(self.owner, kind="stable")
         return order, np.searchsorted(self.owner[order], np.arange(self.patterns.ranks + 1))
 
-    @property
-    def owned_bytes(self) -> Ints:
-        """The bytes of the chunks that each rank owns."""
-        patterns, chunks = self.patterns, np.arange(len(self.owner))
-        sizes = patterns.slot_bytes[patterns.slots_of(chunks, patterns.tensor_of(chunks))]
-        return np.bincount(self.owner, sizes, minlength=patterns.ranks).astype(np.int64)
-
     def part(self, rank: int) -> PlanPart:
         """Return the part of one rank."""
         patterns = self.patterns
