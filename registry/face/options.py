@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ForwardRef, TypedDict, TypeVar
 
 if TYPE_CHECKING:  # a program that only reads needs none of them
     import os
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
     from concurrent.futures import Executor
 
     from holdfast.registry.objects.codecs import Compression
@@ -70,6 +70,19 @@ class VerifyOptions(TypedDict, total=False):
     since_last: bool
     shard: str | None
     signed: Keys | None
+    executor: Executor | None
+    progress: Progress | None
+
+
+class GcOptions(TypedDict, total=False):
+    """Options of a collection; `Registry.gc` explains them."""
+
+    grace_s: float
+    forget: Collection[str]
+    accept: Collection[str]
+    full: bool
+    dry_run: bool
+    shard: str | None
     executor: Executor | None
     progress: Progress | None
 

@@ -7,7 +7,7 @@ the method that calls it.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import Hint, IntegrityError, InvalidInput, RegistryError
-from holdfast.registry.face.options import NewRun, RepackOptions, VerifyOptions, shows_options
+from holdfast.registry.face.options import (
+    GcOptions,
+    NewRun,
+    RepackOptions,
+    VerifyOptions,
+    shows_options,
+)
 from holdfast.registry.face.registry_handle import RegistryHandle
 from holdfast.registry.store import DAY_S, Store
 
@@ -583,18 +589,8 @@ class Registry:
 
         return sign_runs(self._handle.store, key, runs)
 
-    def gc(
-        self,
-        *,
-        grace_s: float = DAY_S,
-        forget: Collection[str] = (),
-        accept: Collection[str] = (),
-        full: bool = False,
-        dry_run: bool = False,
-        shard: str | None = None,
-        executor: Executor | None = None,
-        progress: Progress | None = None,
-    ) -> GcReport:
+    @shows_options(GcOptions, grace_s=DAY_S, forget=(), accept=())
+    def gc(self, **options: Unpack[GcOptions]) -> GcReport:
         """Delete objects that no run needs, while others write (`docs/collection.md`).
 
         It is safe beside any number of writers and other collections, for any clocks. The next
@@ -630,17 +626,7 @@ class Registry:
         """
         from holdfast.registry.upkeep import collect
 
-        return collect(
-            self._handle.store,
-            grace_s=grace_s,
-            forget=forget,
-            accept=accept,
-            full=full,
-            dry_run=dry_run,
-            shard=shard,
-            executor=executor,
-            progress=progress,
-        )
+        return collect(self._handle.store, **options)
 
     def upgrade(self) -> UpgradeReport:
         """Raise the least writer version of the registry to that of this program, for good.
