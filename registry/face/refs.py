@@ -242,7 +242,8 @@ def _number(log: RunLog, segments: list[str]) -> int:
 def _step_of(run: RunManifest, path: str) -> str | None:
     """Return the full refs of a step that was named without its phase, or as a bare number."""
     match = re.fullmatch(r"(?:.*/)?(?:step)?(\d{1,16})", path)
-    found = [f"{run.run_id}/{step_ref(one)}" for one in run.live() if _is_step(one, match)]
+    steps = [one for one in run.live() if match and one.step == int(match[1])]
+    found = [f"{run.run_id}/{step_ref(one)}" for one in steps]
     return f"Did you mean {' or '.join(found)}?" if found else None
 
 
@@ -251,10 +252,6 @@ def _near(run: RunManifest, path: str) -> str | None:
     names = ["latest", "best", *(f"{pin.kind}s/{pin.name}" for pin in run.pins)]
     same = [one for one in names if one.rpartition("/")[2] in (path, path.removeprefix("v"))]
     return f"Did you mean {' or '.join(map(repr, same))}?" if same else near(path, names)
-
-
-def _is_step(record: CheckpointRecord, match: re.Match[str] | None) -> bool:
-    return match is not None and record.step == int(match[1])
 
 
 def _tagged(run: RunManifest, name: str) -> int:

@@ -187,16 +187,14 @@ class SaveCommit(NewCommit):
     def check_changes(self, main: Written, run: RunManifest, bases: Sequence[PlacedState]) -> None:
         """Compare the state with earlier steps: those of this handle, and the newest checkpoint."""
         phase, step = self._save.phase, self._request.step
-        newest = next((one for one in run.newest_first(phase) if not self._is_behind(one)), None)
+        is_behind = self._writer_token.is_behind
+        newest = next((one for one in run.newest_first(phase) if not is_behind(one)), None)
         if newest is not None:
             for base in bases:
                 if base.manifest.digest == newest.manifest:
                     self._earlier.remember(phase, newest.step, base.manifest.components)
         components = main.state.manifest.components
         self._earlier.check(phase, step, components, run.spec.must_change, self._where)
-
-    def _is_behind(self, record: CheckpointRecord) -> bool:
-        return self._writer_token.is_behind(record)
 
     def actions(self, run: RunManifest) -> Sequence[Action]:
         """Return the actions of the commit for a run."""
