@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from holdfast.registry.comparing.elements import PARTS as PARTS
     from holdfast.registry.comparing.elements import blocks as blocks
     from holdfast.registry.comparing.elements import float8_values as float8_values
-    from holdfast.registry.comparing.elements import summarise as summarise
     from holdfast.registry.comparing.ranking import KeyRank as KeyRank
     from holdfast.registry.comparing.ranking import Ranking as Ranking
     from holdfast.registry.comparing.ranking import rank_config as rank_config

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from holdfast.registry.curation.pins import Artifacts as Artifacts
     from holdfast.registry.curation.pins import Gates as Gates
     from holdfast.registry.curation.pins import Pins as Pins
-    from holdfast.registry.curation.pins import Tags as Tags
     from holdfast.registry.curation.pins import find_pin as find_pin
     from holdfast.registry.curation.pins import kept as kept
     from holdfast.registry.curation.pins import own as own

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from holdfast.registry.face.getting import python_lines as python_lines
     from holdfast.registry.face.metrics import Export as Export
     from holdfast.registry.face.metrics import exposition as exposition
-    from holdfast.registry.face.options import NewRun as NewRun
-    from holdfast.registry.face.options import SaveOptions as SaveOptions
     from holdfast.registry.face.options import StateOptions as StateOptions
     from holdfast.registry.face.options import shows_options as shows_options
     from holdfast.registry.face.refs import find_evicted as find_evicted

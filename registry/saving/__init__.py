@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from holdfast.registry.saving.save_request import take_apart as take_apart
     from holdfast.registry.saving.saver import LocalSaver as LocalSaver
     from holdfast.registry.saving.saver import RunHandle as RunHandle
-    from holdfast.registry.saving.saver import Saver as Saver
     from holdfast.registry.saving.saver import ask as ask
 else:
     __getattr__ = at_first_use(__name__)

@@ -19,7 +19,6 @@ from holdfast.registry.deriving.transitions.execution import transition as trans
 from holdfast.registry.deriving.transitions.pivot import Policy as Policy
 from holdfast.registry.deriving.transitions.pivot import pivot as pivot
 from holdfast.registry.deriving.transitions.pivot import pivoted as pivoted
-from holdfast.registry.deriving.transitions.rows import Applied as Applied
 from holdfast.registry.deriving.transitions.rows import Initialise as Initialise
 from holdfast.registry.deriving.transitions.starting import Mode as Mode
 from holdfast.registry.deriving.transitions.starting import Sources as Sources

@@ -129,7 +129,7 @@ class Leading(Side):
         for header, columns in self._greetings:
             left = iter(columns)
             for name, share in self.shares.items():
-                width = share.copies.shape[1]
+                width = share.layout.rows.shape[1] + 1
                 copies[name].append(np.frombuffer(next(left), np.int64).reshape(-1, width))
                 own = islice(left, header["states"][name]["own"])
                 values[name].append([bytes(one) for one in own])
