@@ -43,6 +43,16 @@ from tests.support.states import make_state
 from tests.support.stores import new_backend, objects, opened
 
 
+@pytest.fixture
+def bucket() -> Backend:
+    return new_backend()
+
+
+@pytest.fixture
+def machine(bucket: Backend, tmp_path: Path, by_hand: None) -> Machine:
+    return Machine(bucket, tmp_path / "journal")
+
+
 def _flip(path: Path) -> None:
     data = bytearray(path.read_bytes()) or bytearray(1)
     data[len(data) // 2] ^= 1
@@ -93,10 +103,8 @@ DAMAGE = [
 
 @pytest.mark.parametrize("harm", DAMAGE)
 def test_damage_costs_one_save(
-    harm: Callable[[Machine], None], tmp_path: Path, by_hand: None
+    harm: Callable[[Machine], None], machine: Machine, bucket: Backend
 ) -> None:
-    bucket = new_backend()
-    machine = Machine(bucket, tmp_path / "journal")
     run = machine.run()
     for step in (1, 2):
         run.save(make_state(step), step=step)
@@ -135,10 +143,12 @@ class _Late(Wrapper):
 @pytest.mark.parametrize("is_lost", [True, False], ids=["lost there too", "stored there"])
 @pytest.mark.parametrize("harm", [_flip_a_pack, _tear_the_entry])
 def test_no_put_of_a_dead_carrier_lands_behind_the_note_of_damage(
-    harm: Callable[[Machine], None], is_lost: bool, tmp_path: Path, by_hand: None
+    harm: Callable[[Machine], None],
+    is_lost: bool,
+    tmp_path: Path,
+    machine: Machine,
+    bucket: Backend,
 ) -> None:
-    bucket = new_backend()
-    machine = Machine(bucket, tmp_path / "journal")
     run = machine.run()
     run.save(make_state(1), step=1)
     machine.carry()
@@ -196,10 +206,8 @@ HARMS = [
 
 @pytest.mark.parametrize(("kind", "how"), HARMS)
 def test_any_damaged_file_costs_at_most_its_own_save(
-    kind: str, how: str, tmp_path: Path, by_hand: None
+    kind: str, how: str, machine: Machine, bucket: Backend
 ) -> None:
-    bucket = new_backend()
-    machine = Machine(bucket, tmp_path / "journal")
     run = machine.run()
     run.save(make_state(1), step=1)
     machine.carry()
@@ -251,10 +259,8 @@ def test_a_later_program_carries_a_save_whose_entry_was_deleted(
 
 @pytest.mark.parametrize("harm", ["flipped", "deleted"])
 def test_an_entry_is_restored_while_another_save_is_being_written(
-    harm: str, tmp_path: Path, by_hand: None
+    harm: str, machine: Machine, bucket: Backend
 ) -> None:
-    bucket = new_backend()
-    machine = Machine(bucket, tmp_path / "journal")
     run = machine.run()
     for step in (1, 2, 3):
         run.save(make_state(step), step=step)
@@ -267,10 +273,8 @@ def test_an_entry_is_restored_while_another_save_is_being_written(
 
 
 def test_an_entry_that_is_damaged_while_others_are_carried_is_restored(
-    tmp_path: Path, by_hand: None
+    machine: Machine, bucket: Backend
 ) -> None:
-    bucket = new_backend()
-    machine = Machine(bucket, tmp_path / "journal")
     run = machine.run()
     for step in (1, 2, 3):
         run.save(make_state(step), step=step)
@@ -293,10 +297,8 @@ def ignores_case(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_runs_whose_names_differ_in_case_alone_are_not_mixed(
-    tmp_path: Path, by_hand: None, ignores_case: None
+    ignores_case: None, machine: Machine, bucket: Backend
 ) -> None:
-    bucket = new_backend()
-    machine = Machine(bucket, tmp_path / "journal")
     run, other = machine.run(), machine.registry().run(RUN.upper(), create=True, seed=8)
     run.save(make_state(1), step=1)
     for act in (other.restore, lambda: other.save(make_state(9), step=9)):
@@ -314,9 +316,7 @@ def test_runs_whose_names_differ_in_case_alone_are_not_mixed(
     assert [step for step, _ in added(bucket)] == [1, 2]
 
 
-def test_an_entry_of_another_run_is_not_carried(tmp_path: Path, by_hand: None) -> None:
-    bucket = new_backend()
-    machine = Machine(bucket, tmp_path / "journal")
+def test_an_entry_of_another_run_is_not_carried(machine: Machine) -> None:
     machine.run().save(make_state(1), step=1)
     other = machine.registry().run("other", create=True, seed=8)
     path = Path(machine.folder.path)
@@ -338,10 +338,8 @@ def _as_version_1(machine: Machine) -> None:
 
 @pytest.mark.sometimes("the note of an entry is lost")
 def test_a_refused_save_whose_note_is_lost_does_not_enter_behind_others(
-    tmp_path: Path, by_hand: None
+    machine: Machine, bucket: Backend
 ) -> None:
-    bucket = new_backend()
-    machine = Machine(bucket, tmp_path / "journal")
     run = machine.run()
     run.save(make_state(1), step=1)
     with opened(bucket) as registry:
@@ -358,10 +356,8 @@ def test_a_refused_save_whose_note_is_lost_does_not_enter_behind_others(
 
 
 def test_a_pack_that_all_waiting_saves_share_is_taken_from_the_registry(
-    tmp_path: Path, by_hand: None
+    machine: Machine, bucket: Backend
 ) -> None:
-    bucket = new_backend()
-    machine = Machine(bucket, tmp_path / "journal")
     run, same = machine.run(), make_state(1)
     states = {step: {**same, "step": step} for step in (1, 2, 3)}
     run.save(states[1], step=1)
@@ -385,10 +381,8 @@ def test_a_pack_that_all_waiting_saves_share_is_taken_from_the_registry(
 
 
 def test_a_save_of_a_newer_program_waits_with_those_behind_it(
-    tmp_path: Path, by_hand: None
+    machine: Machine, bucket: Backend
 ) -> None:
-    bucket = new_backend()
-    machine = Machine(bucket, tmp_path / "journal")
     run = machine.run()
     for step in (1, 2, 3):
         run.save(make_state(step), step=step)
@@ -406,9 +400,7 @@ def test_a_save_of_a_newer_program_waits_with_those_behind_it(
     assert [step for step, _ in added(bucket)] == [1, 2, 3]
 
 
-def test_nothing_is_deleted_that_is_not_the_journals(tmp_path: Path, by_hand: None) -> None:
-    bucket = new_backend()
-    machine = Machine(bucket, tmp_path / "journal")
+def test_nothing_is_deleted_that_is_not_the_journals(tmp_path: Path, machine: Machine) -> None:
     run = machine.run()
     run.save(make_state(1), step=1)
     states = Path(machine.folder.path) / "states"
@@ -432,9 +424,8 @@ def test_nothing_is_deleted_that_is_not_the_journals(tmp_path: Path, by_hand: No
 
 
 def test_what_lies_among_the_states_of_a_save_stays_when_they_go(
-    tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: Machine
 ) -> None:
-    machine = Machine(new_backend(), tmp_path / "journal")
     run = machine.run()
     for step in (1, 2, 3):
         run.save(make_state(step), step=step)
@@ -489,8 +480,7 @@ def test_a_link_below_the_journal_is_refused_and_the_journal_itself_may_be_one(
         machine.carry()
 
 
-def test_only_this_user_can_read_a_journal(tmp_path: Path, by_hand: None) -> None:
-    machine = Machine(new_backend(), tmp_path / "journal")
+def test_only_this_user_can_read_a_journal(tmp_path: Path, machine: Machine) -> None:
     (tmp_path / "journal").mkdir(mode=0o755)
     before = os.umask(0)
     try:
@@ -508,9 +498,8 @@ def test_only_this_user_can_read_a_journal(tmp_path: Path, by_hand: None) -> Non
 
 @pytest.mark.parametrize("whose", ["another user", "every user"])
 def test_a_folder_of_others_is_refused(
-    whose: str, tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
+    whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: Machine
 ) -> None:
-    machine = Machine(new_backend(), tmp_path / "journal")
     (tmp_path / "journal").mkdir()
     if whose == "every user":
         (tmp_path / "journal").chmod(0o777)
@@ -522,10 +511,8 @@ def test_a_folder_of_others_is_refused(
 
 
 def test_a_full_disk_of_the_journal_is_carried(
-    tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, bucket: Backend
 ) -> None:
-    bucket = new_backend()
-    machine = Machine(bucket, tmp_path / "journal")
     run = machine.run()
     for step in (1, 2):
         run.save(make_state(step), step=step)
@@ -582,8 +569,7 @@ def test_a_removed_journal_is_told(is_there: bool, tmp_path: Path, by_hand: None
     assert [step for step, _ in added(bucket)] == [1, 4]
 
 
-def test_a_save_that_another_process_carried_is_not_missed(tmp_path: Path, by_hand: None) -> None:
-    machine = Machine(new_backend(), tmp_path / "journal")
+def test_a_save_that_another_process_carried_is_not_missed(machine: Machine) -> None:
     run = machine.run()
     newest_first = run.handle.journal.line.newest_first
     run.save(make_state(1), step=1)
@@ -631,10 +617,8 @@ def test_a_copy_of_a_journal_on_another_machine_is_another_journal(
 
 
 def test_a_journal_that_moved_to_another_machine_is_carried(
-    tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, bucket: Backend
 ) -> None:
-    bucket = new_backend()
-    machine = Machine(bucket, tmp_path / "journal")
     run = machine.run()
     for step in (1, 2):
         run.save(make_state(step), step=step)
@@ -674,9 +658,7 @@ def test_saves_that_wait_for_a_registry_that_was_here_are_told(
     assert before.folder.path in caplog.text
 
 
-def test_a_lost_journal_is_begun_again(tmp_path: Path, by_hand: None) -> None:
-    bucket = new_backend()
-    machine = Machine(bucket, tmp_path / "journal")
+def test_a_lost_journal_is_begun_again(machine: Machine, bucket: Backend) -> None:
     machine.run().save(make_state(1), step=1)
     machine.carry()
     shutil.rmtree(machine.journal.path)
@@ -687,10 +669,7 @@ def test_a_lost_journal_is_begun_again(tmp_path: Path, by_hand: None) -> None:
     assert [step for step, _ in added(bucket)] == [1, 2]
 
 
-def test_states_of_a_save_that_was_not_acknowledged_are_deleted(
-    tmp_path: Path, by_hand: None
-) -> None:
-    machine = Machine(new_backend(), tmp_path / "journal")
+def test_states_of_a_save_that_was_not_acknowledged_are_deleted(machine: Machine) -> None:
     machine.run().save(make_state(1), step=1)
     left = Path(machine.folder.states_path("0123456789abcdef"))
     (left / "packs").mkdir(parents=True)
