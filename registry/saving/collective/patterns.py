@@ -17,17 +17,12 @@ from holdfast.registry.values import item_size
 
 
 class WrongLayout(Exception):
-    """The parts of a tensor overlap or leave gaps.
-
-    Attributes:
-        tensor: The number of the tensor.
-        what: The problem.
-        found: What was found.
-    """
+    """The parts of a tensor overlap or leave gaps."""
 
     def __init__(self, tensor: int, what: str, found: str) -> None:
         super().__init__(what)
-        self.tensor, self.what, self.found = tensor, what, found
+        self.tensor = tensor  # its number
+        self.what, self.found = what, found
 
 
 class Patterns:

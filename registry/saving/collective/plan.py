@@ -207,17 +207,12 @@ class _Rounds:
 
     Chunks are taken in waves, one chunk of each owner. A round ends before the wave that would make
     a rank send or receive too much.
-
-    Attributes:
-        of: The round of each chunk.
-        count: Number of rounds so far.
-        moved_bytes: Number of bytes that travel in them.
     """
 
     def __init__(self, patterns: Patterns, owner: Ints, *, loads: bool) -> None:
         self._patterns, self._owner, self._loads = patterns, owner, loads
-        self.of: Ints = np.zeros(len(owner), np.int64)
-        self.count = self.moved_bytes = 0
+        self.of: Ints = np.zeros(len(owner), np.int64)  # the round of each chunk
+        self.count = self.moved_bytes = 0  # rounds so far, and bytes that travel in them
         self._now = 0
         # Bytes of each rank in this round: first for its own chunks, then for those of other ranks.
         self._fill: Ints = np.zeros(2 * patterns.ranks, np.int64)

@@ -258,18 +258,15 @@ def flatten(state: object, known: list[Any] | None = None) -> RankState:
 
 
 class ShardEncoder(Encoder):
-    """An encoder that also takes sharded tensors and `PerRank` values.
-
-    Attributes:
-        before: The shards of an earlier state that were not reached yet.
-        shards: The shards of this state so far.
-    """
+    """An encoder that also takes sharded tensors and `PerRank` values."""
 
     __slots__ = ("_own", "before", "shards")
 
     def __init__(self, own: list[bytes], before: Iterator[Any], shards: list[Any]) -> None:
         super().__init__()
-        self._own, self.before, self.shards = own, before, shards
+        self._own = own
+        self.before = before  # the shards of an earlier state that were not reached yet
+        self.shards = shards  # the shards of this state so far
 
     def other(self, value: Any, link: Link, depth: int) -> Json:
         """Encode a value of none of the known types."""

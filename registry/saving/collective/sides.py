@@ -82,20 +82,15 @@ class Side:
 
 @dataclass
 class Leading(Side):
-    """Rank 0's side of one save.
-
-    Attributes:
-        first_slot: The first slot in which the commit can be.
-        authorship: Of the commit, the same in all attempts.
-    """
+    """Rank 0's side of one save."""
 
     def __post_init__(self) -> None:
         """Choose the authorship of the commit."""
         self._where = f"{self.writer.log.run_id}: step {self.request.step}"
         self._greetings: Sequence[Message] = ()
         self._newly_planned: set[str] = set()  # states whose plan the other ranks lack
-        self.first_slot = self.writer.log.run.next_slot
-        self.authorship = new_authorship()
+        self.first_slot = self.writer.log.run.next_slot  # the first that can have the commit
+        self.authorship = new_authorship()  # of the commit, the same in all attempts
 
     def agree(self) -> FlatSave:
         """Receive the first messages of all ranks, and compare them; return the whole save."""

@@ -249,17 +249,7 @@ class Calls:
 
 
 class Talk:
-    """One rank's side of a call.
-
-    Attributes:
-        name: The name of the call.
-        said: The messages of this rank in it.
-        label: The subject of the call.
-        is_broken: Whether the connections broke, so that a silent rank is probably dead.
-        again_s: Seconds to wait for the others in the next call, if they ended an earlier call than
-            this rank's; `None` if all are in the same call.
-        is_out_of_step: Whether the call failed since the ranks are at different steps.
-    """
+    """One rank's side of a call."""
 
     def __init__(
         self, group: Group, name: str, said: _Said, label: Label, limit_s: float | None
@@ -268,9 +258,12 @@ class Talk:
         self._own_orders: list[str] = []
         self._orders = self._reports = 0
         self._limit_s = group.deadline_s if limit_s is None else limit_s
-        self.name, self.said = name, said
+        self.name, self.said = name, said  # of the call, and this rank's messages in it
         self.is_about(label)
-        self.is_broken = self.is_out_of_step = False
+        self.is_broken = False  # whether the connections broke: a silent rank is probably dead
+        self.is_out_of_step = False  # whether it failed since the ranks are at different steps
+        #: Seconds to wait for the others in the next call, if they ended an earlier call than this
+        #: rank's; `None` if all are in the same call.
         self.again_s: float | None = None
 
     def is_about(self, label: Label) -> None:

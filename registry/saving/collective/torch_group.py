@@ -58,17 +58,12 @@ _T = TypeVar("_T")
 
 
 class _Links:
-    """The connections of one name.
-
-    Attributes:
-        gloo: Gloo's group.
-        met: Ranks with which bytes were exchanged.
-        turns: Exchanges so far; the number is part of each message.
-    """
+    """The connections of one name."""
 
     def __init__(self, gloo: Any) -> None:
-        self.gloo, self.turns = gloo, 0
-        self.met: set[int] = set()
+        self.gloo = gloo  # gloo's group
+        self.turns = 0  # exchanges so far; the number is part of each message
+        self.met: set[int] = set()  # ranks with which bytes were exchanged
         self._kept: list[torch.Tensor] = []  # gloo does not keep all that it is given
 
     def await_tree(self, children: Sequence[int], parents: Sequence[int]) -> list[list[Any]]:

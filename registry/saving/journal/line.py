@@ -147,18 +147,7 @@ def _add(
 
 
 class JournaledLine:
-    """The run as training with a journal sees it: the log, followed by the entries that wait.
-
-    Attributes:
-        ownership: The handle's hold on the run.
-        folder: The journal of the run.
-        carrier: Carries the entries into the registry.
-        takeover: Number of the takeover that this handle saves under; 0 before its first save.
-        slot: The slot of that takeover.
-        resumes: The checkpoint that the next save continues from, by number or `write`.
-        keeps: The last pivot after it that the next save does not supersede.
-        last: The states of the newest entry of this handle, the bases of the next save.
-    """
+    """The run as training with a journal sees it: the log, followed by the entries that wait."""
 
     def __init__(self, ownership: Ownership, folder: RunFolder) -> None:
         self.ownership, self.folder = ownership, folder
@@ -168,9 +157,12 @@ class JournaledLine:
     def begin(self) -> None:
         """Begin with nothing acknowledged; also called in a process that was forked."""
         self.carrier = BackgroundCarrier(self._store, self.folder)
+        #: Number and slot of the takeover that this handle saves under; 0 before its first save.
         self.takeover = self.slot = 0
+        #: The checkpoint that the next save continues from, by number or `write`.
         self.resumes: int | str | None = None
-        self.keeps: int | None = None
+        self.keeps: int | None = None  # the last pivot after it that the next save keeps
+        #: The states of the newest entry of this handle, the bases of the next save.
         self.last: tuple[EntryStates, Mapping[str, PlacedState]] | None = None
         self._expecting = RLock()
         # The entry that training continues from, by number and `write`.

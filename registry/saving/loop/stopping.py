@@ -102,17 +102,14 @@ _END = 0
 
 
 class Deadline:
-    """Calls a function some time after the first request to stop, unless it is cancelled.
-
-    Attributes:
-        fd: The end of the pipe that takes signal numbers, one byte each. It never blocks.
-    """
+    """Calls a function some time after the first request to stop, unless it is cancelled."""
 
     def __init__(
         self, seconds: float, on_request: Callable[[int], None], on_late: Callable[[int], None]
     ) -> None:
         self._seconds, self._on_request, self._on_late = seconds, on_request, on_late
         self._cancelled = threading.Event()
+        #: `fd` takes signal numbers, one byte each, and never blocks.
         self._reading, self.fd = os.pipe()
         os.set_blocking(self.fd, False)
         self._thread = threading.Thread(target=self._watch, name="holdfast-deadline", daemon=True)
