@@ -57,12 +57,9 @@ def init(
             given. Default: 1, no differences.
         skip_race_probe: Do not race the store's put-if-absent first. For emulators that are known
             not to be atomic and hold nothing of value; `registry.json` records it.
-        storage_options: Options of the file system, by the names of fsspec's drivers, such as
-            `key`, `secret`, `profile` and `endpoint_url` for `s3://`; `docs/stores.md` lists them.
-            An option that cannot be used is refused.
-        fs: A file system object of fsspec; `url` is then a path in it.
-        transport: Library that moves the bytes of S3: `boto3`, `s3fs`, which is slower, or
-            `obstore`, which is faster for small objects and leaves the others to boto3.
+        storage_options: As for `open`.
+        fs: As for `open`.
+        transport: As for `open`.
 
     Raises:
         Conflict: There is a registry already.
@@ -229,15 +226,12 @@ def _may_not_be_written(place: str | os.PathLike[str], fs: Any) -> bool:
 def open_on(
     backend: Backend,
     *,
-    expect_id: str | None = None,
     cache: ChunkCache | None = None,
     heads: Heads | None = None,
     journal: Journal | None = None,
 ) -> Registry:
     """Open the registry behind a backend that the caller made."""
-    store = open_store_on(
-        backend, expect_id=expect_id, cache=cache, heads=heads, known=_known(journal)
-    )
+    store = open_store_on(backend, cache=cache, heads=heads, known=_known(journal))
     return _signing(Registry(store, journal))
 
 

@@ -62,14 +62,9 @@ class JournaledCheckpoint(Checkpoint):
         return self._number
 
     @property
-    def write(self) -> str:
-        """The `write` of its entry."""
-        return self._entry.write
-
-    @property
-    def search_from(self) -> int:
-        """The first slot of the log that can have its commit."""
-        return self._entry.search_from
+    def entry(self) -> Entry:
+        """Its entry."""
+        return self._entry
 
     @property
     def durable_in(self) -> Literal["journal", "registry"]:

@@ -253,7 +253,8 @@ class JournaledLine:
         if not isinstance(checkpoint, JournaledCheckpoint) or checkpoint.durable_in == "registry":
             return None
         expected = self.expect()
-        return expected.last_in_streams.get(expected.numbers[checkpoint.write], {}).get(stream)
+        n = expected.numbers[checkpoint.entry.write]
+        return expected.last_in_streams.get(n, {}).get(stream)
 
     def _known(self, n: int, here: Entry | None) -> Checkpoint:
         """Return a checkpoint of the expected run; `here` is its entry if it was carried."""
@@ -328,8 +329,9 @@ class JournaledLine:
         self.ownership.failed.clear()
         self.keeps = self._follows = None
         if isinstance(checkpoint, JournaledCheckpoint) and checkpoint.durable_in == "journal":
-            self.resumes, self._search_from = checkpoint.write, checkpoint.search_from
-            self._follows = checkpoint.number, checkpoint.write
+            write = self.resumes = checkpoint.entry.write
+            self._search_from = checkpoint.entry.search_from
+            self._follows = checkpoint.number, write
         else:
             self.resumes = checkpoint.handle.n
         components = checkpoint.manifest.components
