@@ -117,7 +117,7 @@ FAULTS: Table = (
     (
         Mutant(
             "every run draws the scenarios of seed 42",
-            _STARTING,
+            "registry.deriving.transitions.execution",
             "child",
             lambda old: lambda _, number, index: old(42, number, index),
         ),
