@@ -163,14 +163,12 @@ class SaveCommit(NewCommit):
         ]
         self._replanned = True
         self.written = WrittenSave(main, companions, model, appends, failed)
-        self._thinned = self._place_thinnings(run)
+        if may_thin(run.spec) and known is None:
+            self._thinned = self._place_thinnings(claimed)
         return [*self.written.states, *self._thinned.states]
 
-    def _place_thinnings(self, run: RunManifest) -> PlacedThinnings:
+    def _place_thinnings(self, claimed: RunManifest) -> PlacedThinnings:
         """Put the placements of the checkpoints that retention thins with this save."""
-        if not may_thin(run.spec) or self._same_step(run) is not None:
-            return PlacedThinnings()
-        claimed = self._claimed(run)
         saved = after_commit(claimed, [self._addition(claimed)])
         plan = plan_retention(saved, int(time.time() * 1000))
         return place_thinnings(self._writer, saved, plan, PER_SAVE)
