@@ -122,7 +122,7 @@ def test_a_checkpoint_is_found_again_in_the_registry(
     assert run.latest() is None
     machine.carry()
     assert [first.durable_in, second.durable_in] == ["registry", "registry"]
-    assert not Path(machine.folder.states_path(first.write)).exists()
+    assert not Path(machine.folder.states_path(first.entry.write)).exists()
     first.report({"loss": 1})
     run.pins.tags.set("keeper", second)
     assert_same(first.load(), make_state(1))
