@@ -26,7 +26,7 @@ class InlinePools:
     """Stands in for `holdfast.registry.store.threads.Pools`."""
 
     def __init__(self) -> None:
-        self.hashing = self.bulk = self.small = self.runs = Inline()
+        self.hashing = self.copying = self.bulk = self.small = self.runs = Inline()
 
     def close(self) -> None:
         """Do nothing: there is nothing to stop."""

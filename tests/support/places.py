@@ -95,7 +95,9 @@ COMMIT = {
         "evicted = (",
     ),
     "a base is damaged or gone": Place(
-        "registry.writing.state_writer", "StateWriter.choose_bases", "except IntegrityError"
+        "registry.writing.state_writer",
+        "StateWriter.choose_bases",
+        "except (Archived, IntegrityError)",
     ),
 }
 
