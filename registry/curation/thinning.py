@@ -42,6 +42,9 @@ class PlacedThinnings:
         wanted = self.thinnings.keys() if plan is None else {o.checkpoint.n for o in plan.thinned}
         if not self.thinnings.keys() <= wanted or any(map(run.is_evicted, self.thinnings)):
             raise Stale
+        parts = ((run.by_n[n].parts, one.keep) for n, one in self.thinnings.items())
+        if any(has is not None and not set(keep) <= set(has) for has, keep in parts):
+            raise Stale  # somebody has thinned it further
         held = _held_after(run, self.thinnings.values())
         placed = {one.state.manifest.digest: one.state.placement.components for one in self.states}
         manifests = {run.by_n[n].manifest for n in self.thinnings}

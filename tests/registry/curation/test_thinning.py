@@ -299,6 +299,21 @@ def test_a_fork_of_a_thinned_checkpoint_is_whole_where_another_holds_its_state(r
     assert same(fork.restore().state, state(1))
 
 
+def test_a_prune_beside_another_thinning_thins_what_is_left(reg, backend):
+    several(reg, 3)
+    hooked, keep = Hooked(backend), ["model", "optimizer"]
+    with without_threads(open_on(hooked)) as late:
+        other = reg.run("run")
+        first = other.checkpoints()[0]
+        hooked.after = Once(
+            "placements/", lambda: other.retention.thin(first, keep=["model", "progress"])
+        )
+        late.run("run").retention.prune(Retention(last=1, then=keep))
+        assert hooked.after.done
+    found = reg.run("run").checkpoints()
+    assert [one.parts for one in found] == [("model",), tuple(keep), None]
+
+
 def test_an_undo_takes_nothing_from_who_saves_the_same_state_meanwhile(reg, backend):
     """What comes back is a part; the other writer's slot has a place that covers the whole."""
     first = several(reg, 3).checkpoints()[0]
