@@ -519,10 +519,11 @@ def _key(prefix: str, number: int) -> str:
     return f"{prefix}{number:020d}"
 
 
-def run_folders(journal: Journal) -> Iterator[tuple[str, RunFolder]]:
-    """Yield the id of the registry and the journal of each run, by name."""
+def run_folders(journal: Journal, only: str | None = None) -> Iterator[tuple[str, RunFolder]]:
+    """Yield the id of the registry and the journal of each run, by name, or of the runs `only`."""
     for registry_id in filter(_REGISTRY.fullmatch, _listed(journal.path)):
-        for run_id in _listed(os.path.join(journal.path, registry_id)):
+        # Of one run no folder of another user is listed.
+        for run_id in [only] if only else _listed(os.path.join(journal.path, registry_id)):
             if os.path.isdir(os.path.join(journal.path, registry_id, run_id, _ENTRIES)):
                 yield registry_id, RunFolder(journal, registry_id, run_id)
 

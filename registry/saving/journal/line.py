@@ -236,9 +236,8 @@ class JournaledLine:
 
     def _warn_of_others(self) -> None:
         """Warn of saves that wait for another registry, which may have moved or be lost."""
-        for registry_id, other in run_folders(self.folder.journal):
-            is_other = other.run_id == self._log.run_id and other.path != self.folder.path
-            if is_other and other.waiting():
+        for registry_id, other in run_folders(self.folder.journal, self._log.run_id):
+            if other.path != self.folder.path and other.waiting():
                 _LOGGER.warning(
                     "%s: the journal has saves for a run of this name in another registry, and "
                     "training here does not continue from them: %s. If that registry has moved or "

@@ -20,6 +20,7 @@ from holdfast.registry.errors import (
     AccessDenied,
     Conflict,
     MissingObject,
+    StorageError,
     StoreFull,
     StoreUnavailable,
     StoreUnsuitable,
@@ -656,6 +657,23 @@ def test_saves_that_wait_for_a_registry_that_was_here_are_told(
     assert after.run().restore() is None
     assert "in another registry, and training here does not continue from them: " in caplog.text
     assert before.folder.path in caplog.text
+
+
+def test_a_folder_of_another_user_stops_no_restore(
+    tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, listed = str(tmp_path / "journal" / ("0" * 32)), folder_module._listed
+
+    def closed(path: str) -> list[str]:
+        if path == theirs:
+            raise StorageError("closed", where=path)
+        return listed(path)
+
+    machine = Machine(new_backend(), tmp_path / "journal")
+    machine.run().save(make_state(1), step=1)
+    Path(theirs).mkdir()
+    monkeypatch.setattr(folder_module, "_listed", closed)
+    assert machine.run().restore().checkpoint.step == 1
 
 
 def test_a_lost_journal_is_begun_again(machine: Machine, bucket: Backend) -> None:
