@@ -6,8 +6,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ import pytest
 
 import holdfast
 from holdfast.backends.errors import StoreUnavailable
-from holdfast.backends.patience import Attempts
 from holdfast.backends.wrappers import Wrapper
 from holdfast.registry.errors import RolledBack, StoreFull, Stranded
 from holdfast.registry.face.factory import open_on
@@ -282,8 +281,8 @@ def test_a_killed_job_is_started_again_while_its_bucket_refuses_connections(
     url, journal = s3_url(), str(tmp_path / "journal")
     holdfast.init(url, skip_race_probe=True).close()
     clock = iter(range(10**9))  # each look at it takes a second
-    patient = partial(Attempts, sleep=lambda s: None, clock=lambda: float(next(clock)))
-    monkeypatch.setattr("holdfast.backends.s3.backend.Attempts", patient)
+    patient = SimpleNamespace(sleep=lambda s: None, monotonic=lambda: float(next(clock)))
+    monkeypatch.setattr("holdfast.backends.patience.time", patient)
     for name in ("RETRY_S", "LONGEST_RETRY_S", "LOOK_S"):
         monkeypatch.setattr(background, name, 0.01)
     with TcpProxy(moto_server.endpoint_url) as proxy:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 
 import holdfast
 from holdfast.backends import Backend, StoreUnavailable
-from holdfast.backends.patience import Attempts
 from holdfast.backends.wrappers import Wrapper
 from holdfast.registry.errors import Conflict, InvalidInput
 from holdfast.registry.face.run import Run
@@ -28,7 +26,7 @@ class Clock:
         self.now_s, self.at_s = 0.0, float("inf")
         self.then: Callable[[], object] = lambda: None
 
-    def __call__(self) -> float:
+    def monotonic(self) -> float:
         return self.now_s
 
     def sleep(self, pause_s: float) -> None:
@@ -41,9 +39,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    waiting = partial(Attempts, sleep=found.sleep, clock=found)
-    monkeypatch.setattr("holdfast.backends.s3.backend.Attempts", waiting)
-    monkeypatch.setattr("holdfast.backends.fsspec.store.Attempts", waiting)
+    monkeypatch.setattr("holdfast.backends.patience.time", found)
     return found
 
 
