@@ -48,8 +48,10 @@ def cores() -> int:
     These are the cores that it is bound to, or else its share of the machine: `LOCAL_WORLD_SIZE`,
     which torchrun sets, says how many ranks are here.
     """
-    all_cores = os.cpu_count() or 1
-    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else all_cores
+    all_cores = bound = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        # `os.cpu_count` is the smaller one where `PYTHON_CPU_COUNT` sets it.
+        bound = min(bound, len(os.sched_getaffinity(0)))
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
     is_shared = bound == all_cores and ranks.isdecimal()
     return max(1, bound // max(1, int(ranks))) if is_shared else bound

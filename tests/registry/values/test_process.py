@@ -130,6 +130,8 @@ def test_imports_at_first_use_wait_for_no_collection(monkeypatch: pytest.MonkeyP
         (64, 64, "8", 8),  # unbound ranks, as torchrun starts them
         (64, 8, "8", 8),  # ranks that SLURM has bound
         (2, 2, "4", 1),
+        (4, 64, None, 4),  # `PYTHON_CPU_COUNT=4`
+        (4, 64, "2", 2),
         (64, 64, "many", 64),
         (64, 64, "0", 64),
         (None, None, "2", 1),  # a system that does not tell
