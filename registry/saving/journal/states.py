@@ -5,7 +5,7 @@ deleted alone.
 """
 
 # Paths are strings here, as in the store of folders.
-# ruff: noqa: PTH103, PTH118, PTH120
+# ruff: noqa: PTH103, PTH116, PTH118, PTH120
 from __future__ import annotations
 
 import os
@@ -48,16 +48,21 @@ class EntryStates:
         return StateWriter(self.store, RunLog(self.store, self._folder.run_id))
 
     def link(self, other: EntryStates, bases: Iterable[PlacedState]) -> bool:
-        """Link the objects of another entry into this one; return whether all still exist.
+        """Link the objects of another entry into this one; return whether all are still there.
 
         Manifests and placements too: a state that did not change is not written again.
         """
-        keys = {str(key) for base in bases for key in placed_keys(base.place, base.placement)}
+        keys, sizes = set[str](), dict[str, int]()
+        for base in bases:
+            keys |= {str(key) for key in placed_keys(base.place, base.placement)}
+            sizes |= {str(pack.key): pack.size_bytes for pack in base.placement.packs}
         try:
             for key in sorted(keys):
                 path = os.path.join(self._path, key)
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 os.link(os.path.join(other._path, key), path)
+                if key in sizes and os.stat(path).st_size != sizes[key]:
+                    return False  # it was cut off
         except OSError:
             return False  # the other entry was deleted, or the file system allows no more links
         self.store.backend.make_durable(keys)

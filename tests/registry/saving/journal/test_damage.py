@@ -659,6 +659,16 @@ def test_saves_that_wait_for_a_registry_that_was_here_are_told(
     assert before.folder.path in caplog.text
 
 
+def test_a_pack_that_was_cut_off_is_no_base_of_the_next_save(tmp_path: Path, by_hand: None) -> None:
+    machine = Machine(new_backend(), tmp_path / "journal")
+    run = machine.run()
+    run.save(make_state(1), step=1)
+    for pack in Path(machine.folder.states_path(machine.folder.entry(1).write)).glob("packs/*/*"):
+        os.truncate(pack, 100)
+    run.save(make_state(2), step=2)
+    assert_same(machine.run().restore().state, make_state(2))
+
+
 def test_a_folder_of_another_user_stops_no_restore(
     tmp_path: Path, by_hand: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
