@@ -186,8 +186,10 @@ def _key_of(target: Any, stored: Any, path: str) -> Any:
 
 def _placed(target: Any, array: Any) -> Any:
     """Return an array on the devices of the target, weakly typed if that is."""
-    if getattr(target, "weak_type", False) and target.shape == ():
-        array = jax.numpy.asarray(array.item())
+    if getattr(target, "weak_type", False):
+        # Only a number of Python begins a weak type; setting elements keeps it.
+        weak = jax.numpy.asarray(target.dtype.type(0).item())
+        array = jax.numpy.broadcast_to(weak, target.shape).at[...].set(array)
     is_placed = getattr(target, "committed", target.sharding is not None)
     return jax.device_put(array, target.sharding if is_placed else None)
 

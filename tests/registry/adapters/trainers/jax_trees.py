@@ -73,6 +73,7 @@ def own(seed: int) -> dict[str, Any]:
         "small": jnp.arange(-seed, 8 - seed).astype(jnp.int4),
         "half": wave.astype(jnp.bfloat16),
         "weak": jnp.asarray(seed + 0.5),
+        "weak_moments": jnp.broadcast_to(jnp.asarray(seed), (2, 3)),
         "numpy": np.arange(3) * seed,
         "text": f"of {seed}",
         "flag": seed > 1,
