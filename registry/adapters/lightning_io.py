@@ -157,8 +157,9 @@ class HoldfastIO(CheckpointIO):
     `ckpt_path="holdfast://RUN/latest"`, or any other ref of the run, loads a checkpoint. A path of
     Lightning's own (`.../epoch=1-step=8.ckpt`) names the checkpoint that was saved under it. A
     second save of a step (`save_last=True`) is not stored again: it becomes the tag
-    `lightning-last`. What `ModelCheckpoint` removes is evicted, unless the run protects it. With a
-    journal, a second name and a removal wait until the registry has the saves before them.
+    `lightning-last`. What `ModelCheckpoint` removes is evicted, unless the run protects it or it
+    has another name. With a journal, a second name and a removal wait until the registry has the
+    saves before them.
 
     Alone it stores what Lightning stores, which has no random generators; `HoldfastCheckpoint` adds
     them.
@@ -212,12 +213,10 @@ class HoldfastIO(CheckpointIO):
         if step == self.saver.step:
             self._name_again(path)
             return
-        before = self._named(path)
+        before = self._saved_as(path)
         state, meta = components(checkpoint), {_PATH: str(path)}
         self.saver.save(state, step, _metrics(checkpoint), meta)
-        if before is not None:  # as a file of this name would be overwritten
-            self._unwanted[before.handle.n] = before
-        self._evict_unwanted()
+        self._evict_overwritten(before)
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
@@ -245,15 +244,22 @@ class HoldfastIO(CheckpointIO):
         return from_components(self._load(found))
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Evict the checkpoint of a path; one that is protected is kept until it is not."""
+        """Evict the checkpoint of a path; one that is protected is kept until it is not.
+
+        Of a second name only the tag is removed.
+        """
         if self._files is not None:
             self._files.remove_checkpoint(path)
             return
         self._run.wait(remote=True)  # the registry evicts only checkpoints that it has
         found = self._named(path)
-        if found is not None:
+        if found is None:
+            return
+        if _path_of(found) == str(path):
             self._unwanted[found.handle.n] = found
-            self._evict_unwanted()
+        else:
+            self._run.pins.tags.remove(_tag(path))
+        self._evict_unwanted()
 
     def teardown(self) -> None:
         """Wait for the save under way, and raise its error."""
@@ -298,19 +304,30 @@ class HoldfastIO(CheckpointIO):
         return restored.state
 
     def _named(self, path: Any) -> Checkpoint | None:
-        """Return the checkpoint that was saved under a path of Lightning's."""
-        self.saver.settle()
-        named = [one for one in self._run.checkpoints() if _path_of(one) == str(path)][-1:]
+        """Return the newest checkpoint that a path of Lightning's names, by a tag as well."""
+        named = self._saved_as(path)
         tagged = self._run.manifest.tags.get(_tag(path))
         if tagged is not None:
             named.append(self._run.history.checkpoint(tagged))
         return max(named, key=lambda one: one.handle.n, default=None)
 
+    def _saved_as(self, path: Any) -> list[Checkpoint]:
+        """Return the newest checkpoint that was saved under a path, without those it tags."""
+        self.saver.settle()
+        return [one for one in self._run.checkpoints() if _path_of(one) == str(path)][-1:]
+
     def _name_again(self, path: Any) -> None:
         newest = self.saver.settle()
         self._run.wait(remote=True)  # the registry names only checkpoints that it has
         if newest is not None and self._named(path) != newest:
+            before = self._saved_as(path)
             self._run.pins.tags.set(_tag(path), newest)
+            self._evict_overwritten(before)
+
+    def _evict_overwritten(self, before: list[Checkpoint]) -> None:
+        """Evict as a file of the same name would be overwritten; one that it tags stays."""
+        self._unwanted |= {one.handle.n: one for one in before}
+        self._evict_unwanted()
 
     def _evict_unwanted(self) -> None:
         for n, checkpoint in list(self._unwanted.items()):

@@ -217,6 +217,30 @@ def keep_model_checkpoint(url: str, folder: str) -> None:
             assert (loaded["global_step"], "state_dict" in loaded) == (16, True)
 
 
+def share_names(url: str) -> None:
+    """Two names of one checkpoint, as `save_top_k=2, save_last=True` or two callbacks have them."""
+    with holdfast.open(url) as reg:
+        run = reg.create_run("shared")
+        io = HoldfastIO(run)
+        io.trains = False  # a load looks only
+        for step, names in ((1, ["best-1", "last"]), (2, ["last"]), (3, ["best-3", "last"])):
+            for name in names:
+                io.save_checkpoint({"global_step": step, "state_dict": {}}, f"{name}.ckpt")
+        io.save_checkpoint({"global_step": 4, "state_dict": {}}, "last.ckpt")
+        found = {name: io.load_checkpoint(f"{name}.ckpt") for name in ("best-1", "best-3", "last")}
+        assert [found[name]["global_step"] for name in ("best-1", "best-3", "last")] == [1, 3, 4]
+        assert [ck.step for ck in run.retention.evicted()] == [2]
+        for name in ("a", "b"):
+            io.save_checkpoint({"global_step": 5, "state_dict": {}}, f"{name}.ckpt")
+        io.save_checkpoint({"global_step": 6, "state_dict": {}}, "c.ckpt")
+        io.remove_checkpoint("b.ckpt")
+        assert io.load_checkpoint("a.ckpt")["global_step"] == 5
+        assert "lightning-b" not in run.refresh().manifest.tags
+        io.save_checkpoint({"global_step": 7, "state_dict": {}}, "d.ckpt")
+        io.remove_checkpoint("a.ckpt")
+        assert [ck.step for ck in run.retention.evicted()] == [2, 5]
+
+
 def resume_from_journal(url: str) -> None:
     """A checkpoint that the registry does not have yet."""
     BackgroundCarrier.wake = lambda self: None  # type: ignore[method-assign]

@@ -49,6 +49,12 @@ def test_a_killed_training_continues_bit_for_bit(
     assert reg.run("killed").status == "completed"
 
 
+def test_names_that_share_a_checkpoint_are_given_up_one_by_one(
+    reg: holdfast.Registry, children: Children
+) -> None:
+    assert children.run("lightning_training.share_names", reg.url) == 0
+
+
 def test_sigterm_saves_the_last_completed_step(reg: holdfast.Registry, children: Children) -> None:
     assert children.run("lightning_training.fit_until_sigterm", reg.url, "run") == 143
     run = reg.run("run")
