@@ -116,6 +116,7 @@ class Checkpointer:
         self._last: _Boundary | None = None
         self._saved_step: int | None = None
         self._saved: PendingSave | None = None
+        self._sent: list[tuple[PendingSave, SaveRequest]] = []  # the newest, and what ran then
         self._streams: dict[str, list[Mapping[str, Any]]] = {}
 
     def __enter__(self) -> Self:
@@ -305,6 +306,8 @@ class Checkpointer:
             busy = "wait" if forced else options.busy
             saved = self._handle.saver.pipeline.save_async(state, request, busy)
         if saved.outcome != "skipped":
+            running = [one for one in self._sent if one[0].outcome == "running"]
+            self._sent = [*running, (saved, request.without_states())]
             self._saved_step, self._saved, self._streams = last.step, saved, {}
         return saved
 
@@ -382,6 +385,7 @@ class Checkpointer:
         except Exception as error:
             _LOGGER.error("%s: an earlier save failed: %s", self._handle.log.run_id, error)
             self._saved_step = None  # the failed save may have been this step's
+            self._keep_entries()
         if self._ranks.highest(self._is_unsaved):
             self._save("signal", now=True)
         self.stopped = self._handle.ownership.is_stopped = True
@@ -394,6 +398,13 @@ class Checkpointer:
         self._deadline.cancel()
         if self._options.stopping.exits:
             raise SystemExit(self._exit_code(agreed == _INTERRUPT))
+
+    def _keep_entries(self) -> None:
+        """Let the next save take along the stream entries of saves whose error was logged."""
+        failed = self._handle.ownership.failed
+        known = {one.step for one in failed}
+        lost = [request for saved, request in self._sent if saved.outcome == "failed"]
+        failed += [one for one in lost if one.step not in known]
 
     def _await_registry(self) -> None:
         """With a journal, wait until the registry has its saves; the deadline ends the wait."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from holdfast import Monitor, Stopping, Storing
+from holdfast.backends.errors import StoreUnavailable
 from holdfast.distributed import PerRank, ThreadGroup
 from holdfast.registry.errors import Conflict, InvalidInput, RankFailed
 from holdfast.registry.saving.loop import checkpointer as cadence
@@ -429,6 +431,23 @@ def test_a_notice_is_asked_once_a_second_and_may_fail(run, monkeypatch, caplog):
             checkpointer.step(step, state(step))
     assert asked == [0.5, 1.5, 2.5, 3.5]
     assert sum("no metadata server" in one.getMessage() for one in caplog.records) == 1
+
+
+def test_a_stop_takes_along_the_entries_of_a_save_that_failed(backend, open_registry, caplog):
+    gate = Gate(backend)
+    gate.open.set()
+    run = open_registry(gate).create_run("run")
+    with pytest.raises(SystemExit), run.checkpointer(every_steps=2) as checkpointer:
+        for step in range(1, 6):
+            gate.error = StoreUnavailable("away") if step == 4 else None
+            if step == 5:
+                send(signal.SIGTERM)
+            saved = checkpointer.step(step, state(step), streams={"loss": [{"step": step}]})
+            while saved is not None and not saved.done():
+                time.sleep(0.01)
+    assert "an earlier save failed" in caplog.text
+    assert steps(run) == [2, 5]
+    assert [entry["step"] for entry in run.streams["loss"].read()] == [1, 2, 3, 4, 5]
 
 
 # Ranks
