@@ -88,7 +88,9 @@ def restore(state: Mapping[str, Any], generators: Mapping[str, object] | None = 
     setters = [_checked("python", random.Random().setstate, random.setstate, state.get("python"))]
     if "numpy" in state:
         legacy = _library("numpy").random
-        trial = legacy.RandomState().set_state
+        # A program may have given the global generator another kind of bits.
+        bits = getattr(legacy, "get_bit_generator", legacy.MT19937)()
+        trial = legacy.RandomState(type(bits)()).set_state
         setters.append(_checked("numpy", trial, legacy.set_state, state["numpy"]))
     if "torch" in state:
         setters += _torch_setters(state["torch"])
@@ -253,7 +255,7 @@ def _checked(where: str, trial: _Set, really: _Set, value: Any) -> _Setter:
     """Return a call that sets a state, after it was tried on another generator."""
     try:
         trial(value)
-    except (TypeError, ValueError, KeyError, RuntimeError, IndexError) as error:
+    except (TypeError, ValueError, KeyError, RuntimeError, IndexError, OverflowError) as error:
         raise _malformed(where, error) from error
     return lambda: really(value)
 
@@ -261,7 +263,7 @@ def _checked(where: str, trial: _Set, really: _Set, value: Any) -> _Setter:
 def _state_of(name: str, generator: object) -> Any:
     """Return the state of a generator that was given."""
     match generator:
-        case random.Random():
+        case random.Random() if not isinstance(generator, random.SystemRandom):  # has no state
             return generator.getstate()
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and isinstance(generator, numpy.random.Generator):

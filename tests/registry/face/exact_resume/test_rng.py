@@ -72,6 +72,21 @@ def test_every_kind_of_numpy_generator_comes_back(bits: Any) -> None:
     assert one["g"].random(4).tolist() == wanted
 
 
+@pytest.mark.skipif(not hasattr(np.random, "set_bit_generator"), reason="NumPy before 1.24")
+def test_numpys_global_generator_comes_back_with_other_bits() -> None:
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(3))
+    try:
+        state = rng.capture()
+        wanted = np.random.rand(4).tolist()
+        rng.restore(state)
+        assert np.random.rand(4).tolist() == wanted
+    finally:
+        np.random.set_bit_generator(before)
+    with pytest.raises(IncompatibleState, match="numpy"):
+        rng.restore(state)
+
+
 def test_nothing_is_imported_that_the_program_does_not_use() -> None:
     program = """
 import sys
@@ -216,6 +231,11 @@ def test_generators_must_be_those_that_were_captured() -> None:
         rng.restore(state, {"data": np.random.Generator(np.random.Philox(1))})
     with pytest.raises(InvalidInput, match=r"generators\['data'\].*dict"):
         rng.capture({"data": {}})
+    with pytest.raises(InvalidInput, match=r"generators\['data'\].*SystemRandom"):
+        rng.capture({"data": random.SystemRandom()})
+    huge = {**one.bit_generator.state, "state": {"state": 2**200, "inc": 1}}
+    with pytest.raises(IncompatibleState, match="generators/data"):
+        rng.restore(nested(data=huge), {"data": one})
     # A state that fails a later check changes no generator of the caller's.
     broken = nested(a=other.bit_generator.state, b={"bit_generator": "x"})
     before = one.bit_generator.state
