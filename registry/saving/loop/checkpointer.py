@@ -380,11 +380,15 @@ class Checkpointer:
         """Save the last step and exit: raise SystemExit, or set `stopped` if `exits` is false."""
         if self._signals.stop is None and self._stop_step is None:  # another rank was asked
             self._deadline.begin(signal.SIGINT if agreed == _INTERRUPT else signal.SIGTERM)
-        try:
-            self._handle.saver.pipeline.settle()
-        except Exception as error:
-            _LOGGER.error("%s: an earlier save failed: %s", self._handle.log.run_id, error)
-            self._saved_step = None  # the failed save may have been this step's
+        has_failed = False
+        for _ in range(2):  # in the background one save may run, and one wait
+            try:
+                self._handle.saver.pipeline.settle()
+            except Exception as error:
+                _LOGGER.error("%s: an earlier save failed: %s", self._handle.log.run_id, error)
+                self._saved_step = None  # the failed save may have been this step's
+                has_failed = True
+        if has_failed:
             self._keep_entries()
         if self._ranks.highest(self._is_unsaved):
             self._save("signal", now=True)
@@ -444,10 +448,7 @@ class Checkpointer:
         )
 
     def _leave_late(self, signum: int) -> None:
-        """End the process before it is killed; the durable saves stay.
-
-        The report and the status may need a store that does not answer, so they have a thread.
-        """
+        """End the process before it is killed; a thread reports, for the store may not answer."""
         trying = threading.Thread(target=self._report_late, daemon=True)
         try:
             trying.start()

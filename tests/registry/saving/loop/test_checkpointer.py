@@ -450,6 +450,30 @@ def test_a_stop_takes_along_the_entries_of_a_save_that_failed(backend, open_regi
     assert [entry["step"] for entry in run.streams["loss"].read()] == [1, 2, 3, 4, 5]
 
 
+def test_a_stop_saves_the_last_step_after_two_saves_that_failed(backend, open_registry):
+    hooked, is_open = Hooked(backend), threading.Event()
+    run = open_registry(hooked).create_run("run")
+
+    def fail(method: str, key: str) -> None:
+        if key.startswith("packs/"):
+            assert is_open.wait(300)
+            raise StoreUnavailable("away")
+
+    hooked.before = fail
+    with (
+        pytest.raises(SystemExit),
+        run.checkpointer(every_steps=1, busy="supersede") as checkpointer,
+    ):
+        saved = [checkpointer.step(step, state(step)) for step in (1, 2)]
+        is_open.set()
+        run.handle.saver.pipeline.wait(60)
+        hooked.before = lambda method, key: None
+        send(signal.SIGTERM)
+        checkpointer.step(3, state(3), streams={"loss": [{"step": 3}]})
+    assert [one.outcome for one in saved] == ["failed", "failed"]
+    assert (steps(run), run.refresh().status) == ([3], "interrupted")
+
+
 # Ranks
 
 
