@@ -238,7 +238,8 @@ class StepSaver:
     def _tell_of_finished(self, *, wait: bool) -> None:
         while self._pending and (wait or self._pending[0].done()):
             saving = self._pending.pop(0)
-            if saving.outcome not in ("skipped", "superseded"):
+            saving.settle()  # not raised: that of a save that may fail, skipped or superseded
+            if saving.outcome == "saved":
                 self._tell(saving.wait())
 
     def _tell_of_the_last(self, step: int) -> None:
