@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from threading import Lock, Timer
 from typing import Any, Protocol
 from weakref import WeakSet, ref
@@ -31,7 +32,7 @@ from holdfast.registry.curation.streams import (
 from holdfast.registry.errors import InvalidInput, RegistryError, StorageError
 from holdfast.registry.history import RunLog, check_metrics, check_step
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.saving.save_request import SaveRequest
+from holdfast.registry.saving.save_request import SaveRequest, without_landed
 from holdfast.registry.writing import Committer, NewCommit
 
 #: Seconds after which entries are committed without a save.
@@ -204,7 +205,10 @@ class StepLog:
                 return ()
             own = self._take(request.step)
             if own:
-                self._taken.append(SaveRequest(step=request.step, takes_over=True, streams=own))
+                step, phase = request.step, request.phase
+                self._taken.append(
+                    SaveRequest(step=step, phase=phase, takes_over=True, streams=own)
+                )
             self._is_saving = True
             return tuple(self._taken)
 
@@ -255,22 +259,19 @@ class StepLog:
             self._try()
             self._ownership.log.refresh()  # past its slot: equal entries are new ones
         # Before they are taken, since the store may be away. No save ends meanwhile.
-        saved = self._steps_saved() if self._taken else set[int]()
+        run = self._ownership.log.refresh() if self._taken else None
         with self._lock:
             if not self._may_go():  # a save came, whose length later entries must not be in
                 return
             taken, self._taken = self._taken, []
             waiting = self._take()
-        failed = [one for one in taken if one.step not in saved]  # not those with a lost answer
+        failed = taken if run is None else without_landed(taken, partial(_has_landed, run))
         for name in (LOG, SAMPLES):
             before = [entry for one in failed for entry in one.streams.get(name, ())]
             if entries := [*before, *waiting.get(name, ())]:
                 attempt = AppendAttempt(self._ownership.committer, name, self._ownership.commit)
                 self._attempts.append((attempt, entries))
         self._try()
-
-    def _steps_saved(self) -> set[int]:
-        return {record.step for record in self._ownership.log.refresh().live()}
 
     def _try(self) -> None:
         while self._attempts:
@@ -294,6 +295,10 @@ class StepLog:
             self._timer = None
             if any(self._waiting.values()) or self._taken or self._attempts:
                 self._arm()
+
+
+def _has_landed(run: RunManifest, request: SaveRequest) -> bool:
+    return bool(run.at_step(request.phase or run.present_phase, request.step))
 
 
 def _size(entry: Mapping[str, Any]) -> int:

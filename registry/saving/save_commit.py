@@ -40,7 +40,7 @@ from holdfast.registry.history.actions import Action, AddCheckpoint, ReportMetri
 from holdfast.registry.history.replay import CheckpointRecord, NeedsHistory, RunManifest
 from holdfast.registry.objects import Component
 from holdfast.registry.saving.earlier_steps import EarlierSteps
-from holdfast.registry.saving.save_request import PlannedSave, SaveRequest
+from holdfast.registry.saving.save_request import PlannedSave, SaveRequest, without_landed
 from holdfast.registry.spec import inference_parts
 from holdfast.registry.values import Digest, float_to_hex
 from holdfast.registry.writing import (
@@ -154,7 +154,7 @@ class SaveCommit(NewCommit):
             return self.written.states
         model = self._cut_model(main, run)
         claimed = self._claimed(run)
-        failed = [one for one in self._failed if not self._has_landed(one, run)]
+        failed = without_landed(self._failed, lambda one: self._has_landed(one, run))
         # The second attempt does not merge segments, so other writers cannot invalidate them.
         appends = [
             plan_append(writer, claimed, name, entries, merge=not self._replanned)

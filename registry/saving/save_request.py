@@ -123,6 +123,14 @@ class SaveRequest:
         return replace(self, companions={})
 
 
+def without_landed(
+    failed: Sequence[SaveRequest], has_landed: Callable[[SaveRequest], object]
+) -> list[SaveRequest]:
+    """Leave out failed saves whose entries are in the log: with their own slot or a later one's."""
+    newest = max((one.step for one in failed if has_landed(one)), default=-1)
+    return [one for one in failed if one.step > newest]
+
+
 def check_may_fail(may_fail: object, *, every_rank: bool) -> int:
     """Check how many saves in a row may fail before a training hears of it, and return it."""
     most = 0 if every_rank else 2**53

@@ -25,7 +25,13 @@ from holdfast.registry.saving.journal.states import EntryStates
 from holdfast.registry.saving.ownership import Ownership
 from holdfast.registry.saving.pending import Backlog, exit_wait_s
 from holdfast.registry.saving.pipeline import Pipeline
-from holdfast.registry.saving.save_request import PlannedSave, SaveRequest, plan_save, take_apart
+from holdfast.registry.saving.save_request import (
+    PlannedSave,
+    SaveRequest,
+    plan_save,
+    take_apart,
+    without_landed,
+)
 from holdfast.registry.writing import Committer, NewCommit
 
 _LOGGER = logging.getLogger("holdfast")
@@ -107,7 +113,7 @@ class JournaledSaver:
         token = EntryToken(log.run_id, begins=begins and self.line.resumes is None)
         bases = self._link_bases(states)
         expected = self.line.run
-        lost = [one for one in failed if not expected.at_step(save.phase, one.step)]
+        lost = without_landed(failed, lambda one: expected.at_step(save.phase, one.step))
         save = replace(save, request=save.request.after(lost))
         commit = JournaledSave(states.writer, token, save, expected, self.ownership.earlier, bases)
         token.continue_from(self.line.resumed_at(), self.line.keeps)

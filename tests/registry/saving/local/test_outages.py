@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,11 @@ from holdfast.backends import Backend, StoreUnavailable
 from holdfast.backends.wrappers import Wrapper
 from holdfast.registry.errors import Conflict, InvalidInput
 from holdfast.registry.face.run import Run
+from holdfast.registry.saving.pending import Forgiven
+from holdfast.registry.saving.save_request import SaveRequest
 from tests.servers.tcp_proxy import TcpProxy
 from tests.support.commands import invoke
+from tests.support.loads import steps
 from tests.support.stores import Open
 
 
@@ -138,6 +142,32 @@ def test_a_training_goes_on_past_an_outage(
     assert sum("training continues" in record.getMessage() for record in caplog.records) == 3
     landed = {1, 2, 4, 5, 6} if fails == "after" else {1, 4, 6}
     assert {one.step for one in run.checkpoints()} == landed
+
+
+@pytest.mark.parametrize("may_fail", [0, 2])
+def test_entries_that_a_later_failed_save_took_along_come_once(
+    run: Run, store: Breakable, may_fail: int
+) -> None:
+    def train(step: int, fails: str = "") -> None:
+        store.fails = fails
+        run.log({"loss": float(step)}, step=step)
+        request = SaveRequest.of(
+            step, takes_over=True, streams={"seen": [{"step": step}]}, may_fail=may_fail
+        )
+        with pytest.raises((StoreUnavailable, Forgiven)) if fails else nullcontext():
+            run.handle.saver.pipeline.save(state(step), request)
+
+    train(1)
+    train(2, "before")
+    train(3, "after")
+    store.fails = ""
+    if not may_fail:
+        run.handle.ownership.logged.flush()  # without a save
+    train(4)
+    assert steps(run) == [1, 3, 4]
+    assert [one["step"] for one in run.streams["log"].read()] == [1, 2, 3, 4]
+    seen = [1, 2, 3, 4] if may_fail else [1, 3, 4]
+    assert [one["step"] for one in run.streams["seen"].read()] == seen
 
 
 def test_the_last_failure_in_a_row_and_final_saves_are_raised(run: Run, store: Breakable) -> None:
