@@ -337,9 +337,10 @@ class Stored:
     def _arrays(self) -> dict[str, tuple[TensorEntry, str]]:
         """Tensors and their kinds by path; cached, since programs ask for thousands."""
         found = {}
-        for name, part in self.manifest.components.items():
-            for index, (path, kind) in pytree.array_paths(name, part.skeleton).items():
-                found[path] = part.tensors[index], kind
+        with collector_paused():
+            for name, part in self.manifest.components.items():
+                for index, (path, kind) in pytree.array_paths(name, part.skeleton).items():
+                    found[path] = part.tensors[index], kind
         return found
 
     def zarr(self) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from holdfast.backends.memory import MemoryBackend
+from holdfast.registry import pytree
 from holdfast.registry.values import first_use
 from holdfast.registry.writing import packing
 from tests.support.stores import new_backend, opened
@@ -56,3 +57,16 @@ def test_the_collector_is_paused_for_a_short_save_or_load_and_on_in_a_long_one(
 def test_the_collector_is_on_while_packs_wait_for_others(run, seen):
     run.save({f"part{n}": {"w": np.full(32, n, np.float32)} for n in range(9)}, step=1)
     assert seen == [True]
+
+
+def test_the_collector_is_paused_while_the_tensors_of_a_state_are_listed(run, monkeypatch):
+    saved = run.save(STATE, step=1)
+    seen, listed = [], pytree.array_paths
+
+    def noted(*args):
+        seen.append(gc.isenabled())
+        return listed(*args)
+
+    monkeypatch.setattr(pytree, "array_paths", noted)
+    assert saved["model/w2"][0:2].tolist() == [2, 2]
+    assert (seen, gc.isenabled()) == ([False], True)
