@@ -45,6 +45,8 @@ from holdfast.registry.writing import Storing, check_storing
 #: The tags of dicts whose numbers are metrics; see `pytree.pairs_of`.
 _DICTS = {"d": None, "od": None}
 
+Named = TypeVar("Named")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveRequest:
@@ -100,11 +102,12 @@ class SaveRequest:
             meta=None if meta is None else encode_plain(meta, "meta"),
             tier=tier,
             companions={
-                check_name(name, "a companion"): state for name, state in (companions or {}).items()
+                check_name(name, "a companion"): state
+                for name, state in named("companions", companions).items()
             },
             streams={
                 check_name(name, "a stream"): check_entries(entries)
-                for name, entries in (streams or {}).items()
+                for name, entries in named("streams", streams).items()
             },
             allow_nonfinite=bool(allow_nonfinite),
             storing=check_storing(storing),
@@ -121,6 +124,15 @@ class SaveRequest:
     def without_states(self) -> SaveRequest:
         """Return the request without companions, which take memory."""
         return replace(self, companions={})
+
+
+def named(what: str, given: Mapping[str, Named] | None) -> Mapping[str, Named]:
+    """Return companions or streams by name, and refuse what is no mapping; `None` is empty."""
+    if given is not None and not isinstance(given, Mapping):
+        raise InvalidInput(
+            f"{what} are not a mapping", expected="{name: ...}", found=type(given).__name__
+        )
+    return given or {}
 
 
 def without_landed(

@@ -27,7 +27,7 @@ from holdfast.registry.saving.loop.notice import META_KEY, Notice, Overhead
 from holdfast.registry.saving.loop.options import LoopOptions, ranks_here, reaction, stop_step
 from holdfast.registry.saving.loop.stopping import Deadline, SignalHandlers
 from holdfast.registry.saving.pending import Forgiven, PendingSave, end_at_once
-from holdfast.registry.saving.save_request import SaveRequest
+from holdfast.registry.saving.save_request import SaveRequest, named
 from holdfast.registry.saving.saver import RunHandle
 from holdfast.registry.spec import Monitor
 
@@ -218,7 +218,7 @@ class Checkpointer:
         self._check_step(step, meta)
         arguments = {"meta": dict(meta or {}), "tier": tier, "companions": companions}
         self._last = _Boundary(check_step(step), state, metrics, arguments)
-        for name, entries in (streams or {}).items() if self._ranks.rank == 0 else ():
+        for name, entries in named("streams", streams).items() if self._ranks.rank == 0 else ():
             checked = check_entries(entries)
             self._streams.setdefault(check_name(name, "a stream"), []).extend(checked)
         why, forced = self._why(self._last, converged=converged)

@@ -240,8 +240,14 @@ def test_wrong_entries_are_refused_where_they_are_given(run):
     with run.checkpointer() as checkpointer:
         with pytest.raises(InvalidInput, match="entries"):
             checkpointer.step(1, state(1), streams={"loss": [{"loss": 1}]})
-        checkpointer.step(2, state(2), streams={"loss": [{"step": 2}]})
-    assert [entry["step"] for entry in run.streams["loss"].read()] == [2]
+        with pytest.raises(InvalidInput, match="streams are not a mapping"):
+            run.save(state(1), step=1, streams=[{"step": 1}])
+        with pytest.raises(InvalidInput, match="streams are not a mapping"):
+            checkpointer.step(2, state(2), streams=[{"step": 2}])
+        with pytest.raises(InvalidInput, match="companions are not a mapping"):
+            run.save(state(1), step=1, companions=[state(1)])
+        checkpointer.step(3, state(3), streams={"loss": [{"step": 3}]})
+    assert [entry["step"] for entry in run.streams["loss"].read()] == [3]
 
 
 def test_a_checkpointer_works_in_its_block_only(run):
