@@ -20,7 +20,7 @@ def peak() -> int:
 
 
 def begin_peak(*, trim: bool) -> int:
-    """Let `peak` begin anew; return how much is resident now, in bytes.
+    """Begin a new peak, and return how much memory is resident now, in bytes.
 
     Args:
         trim: Whether to return free memory to the system first. It would hide what is used, but to

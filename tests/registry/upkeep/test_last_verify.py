@@ -328,12 +328,15 @@ def test_states_of_runs_take_no_memory_each() -> None:
             verification = Verification(reg.handle.store)
             verification.read_data()
             verification.check()  # the first one imports
-            gc.collect()
-            tracemalloc.start()
-            assert verification.check().checkpoints == 2 * steps
-            gc.collect()
-            taken.append(tracemalloc.get_traced_memory()[0])
-            tracemalloc.stop()
+            held = []
+            for _ in range(3):  # the least: now and then a thread of the pool begins in one
+                gc.collect()
+                tracemalloc.start()
+                assert verification.check().checkpoints == 2 * steps
+                gc.collect()
+                held.append(tracemalloc.get_traced_memory()[0])
+                tracemalloc.stop()
+            taken.append(min(held))
     assert taken[1] - taken[0] < 200 * 500  # bytes of each of 200 states: they were 1,000
 
 
