@@ -12,6 +12,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 
 import holdfast
 import holdfast.backends
@@ -141,7 +142,7 @@ NOT_FOR_READING = {
 
 #: Modules of ours that a first read imports, and dataclasses that are made for it. Each of these
 #: compiles about eight functions: raise the numbers only for what a read of one tensor needs.
-MOST_MODULES, MOST_DATACLASSES = 94, 5
+MOST_MODULES, MOST_DATACLASSES = 96, 5
 #: What the commands that only show something need not import.
 LATE_IN_COMMANDS = ("comparing.state_diff", "curation.pins", "formats", "saving.saver", "writing")
 
@@ -159,11 +160,11 @@ def _parents(module: str) -> list[str]:
 
 def test_reading_a_run_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
     with holdfast.init(tmp_path / "registry", skip_race_probe=True) as opened:
-        opened.create_run("run").save({"w": np.zeros(4)}, step=1)
+        opened.create_run("run").save({"w": torch.zeros(4), "x": np.zeros(4)}, step=1)
     path = str(tmp_path / "registry")
     loaded = loaded_by(
-        "import numpy, holdfast\n"
-        f"with holdfast.open({path!r}) as reg: reg.checkpoint('run')['w'][:1]\n"
+        "import numpy, torch, holdfast\n"
+        f"with holdfast.open({path!r}) as reg: [reg.checkpoint('run')[x][:1] for x in 'wx']\n"
         "ours = [one for name, one in sys.modules.items() if name.startswith('holdfast')]\n"
         "types = {one for of in ours for one in vars(of).values() if isinstance(one, type)}\n"
         "made = [one for one in types if '__dataclass_fields__' in vars(one)]\n"
@@ -171,7 +172,7 @@ def test_reading_a_run_loads_nothing_that_it_does_not_need(tmp_path: Path) -> No
     )
     ours = {name for name in loaded if name.partition(".")[0] == "holdfast"}
     assert len(ours) <= MOST_MODULES, sorted(ours)
-    before = loaded_by("import numpy")
+    before = loaded_by("import numpy, torch")
     assert {name.partition(".")[0] for name in loaded - before} & {
         *HEAVY,
         *NOT_FOR_READING,

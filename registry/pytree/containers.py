@@ -8,10 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 from holdfast.registry.errors import RegistryError
-from holdfast.registry.pytree.decoding import DECODERS, DecodeNode, Decoder
+from holdfast.registry.pytree.decoding import DECODERS, DecodeNode, Decoder, pack_int, unpack_int
 from holdfast.registry.pytree.encoding import HANDLERS, Encoder, Handler
 from holdfast.registry.pytree.paths import Link, OddKey, clip
-from holdfast.registry.pytree.scalars import pack_int, unpack_int
 from holdfast.registry.values import MOST_EQUAL, Json, KeyHashes, canonical
 
 #: The only default factories that are stored, by name; a name is never looked up anywhere else.

@@ -175,3 +175,23 @@ def atom_handler(tag: str, pack: Callable[[Any], Json]) -> Handler:
             encoder.refuse(link, f"{clip(value)} cannot be stored ({error})", "Store its parts.")
 
     return handle
+
+
+def pack_int(value: int) -> Json:
+    """Return an integer as itself, or tagged beyond 2^53."""
+    if -MAX_INTEGER <= value <= MAX_INTEGER:
+        return value
+    return {"i": format(value, "x")}
+
+
+def unpack_int(node: Any) -> int:
+    """Undo `pack_int`."""
+    if type(node) is int:
+        value = node
+    elif type(node) is dict and node.keys() == {"i"} and type(node["i"]) is str:
+        value = int(node["i"], 16)
+    else:
+        raise ValueError("not an integer")
+    if pack_int(value) != node:
+        raise ValueError("not the canonical spelling of an integer")
+    return value

@@ -18,7 +18,7 @@ from types import EllipsisType
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from holdfast.registry.pytree.decoding import DECODERS, Decoder, atom
+from holdfast.registry.pytree.decoding import DECODERS, Decoder, atom, pack_int, unpack_int
 from holdfast.registry.pytree.encoding import HANDLERS, Encoder, Handler
 from holdfast.registry.pytree.leaves import bytes_leaf
 from holdfast.registry.pytree.paths import Link, clip
@@ -138,27 +138,7 @@ MAX_INLINE_TEXT_BYTES = 65536
 MAX_FRACTION_BITS = 16384
 
 
-# Integers and floats
-
-
-def pack_int(value: int) -> Json:
-    """Return an integer as itself, or tagged beyond 2^53."""
-    if -MAX_INTEGER <= value <= MAX_INTEGER:
-        return value
-    return {"i": format(value, "x")}
-
-
-def unpack_int(node: Any) -> int:
-    """Undo `pack_int`."""
-    if type(node) is int:
-        value = node
-    elif type(node) is dict and node.keys() == {"i"} and type(node["i"]) is str:
-        value = int(node["i"], 16)
-    else:
-        raise ValueError("not an integer")
-    if pack_int(value) != node:
-        raise ValueError("not the canonical spelling of an integer")
-    return value
+# Floats and fractions
 
 
 def pack_complex(value: complex) -> Json:

@@ -9,11 +9,10 @@ from typing import Any, NoReturn
 import torch
 from torch.torch_version import TorchVersion
 
-from holdfast.registry.pytree.decoding import DECODERS, Decoder, atom
+from holdfast.registry.pytree.decoding import DECODERS, Decoder, atom, pack_int, unpack_int
 from holdfast.registry.pytree.encoding import HANDLERS, Encoder
 from holdfast.registry.pytree.leaves import ArrayLeaf, Opener
 from holdfast.registry.pytree.paths import Link, clip
-from holdfast.registry.pytree.scalars import pack_int, unpack_int
 from holdfast.registry.pytree.torch_memory import (
     ALL_DTYPES,
     NAMES,

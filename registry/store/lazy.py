@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, SupportsIndex
 from holdfast.registry import pytree
 from holdfast.registry.errors import IncompatibleState, InvalidInput, OutOfRange
 from holdfast.registry.objects import TensorEntry
-from holdfast.registry.values import Digest, item_size
+from holdfast.registry.values import Digest, collector_paused, item_size
 
 #: The most bytes of chunks in that buffer.
 _HELD_BYTES = 64 * 2**20
@@ -96,7 +96,8 @@ class LazyTensor:
                 "this part of the tensor does not fit into memory", where=self.ref, found=error
             ) from error
         if view.nbytes:
-            _Reading(self._entry, ranges, view, self._source).run()
+            with collector_paused(view.nbytes):  # a codec may have to be imported
+                _Reading(self._entry, ranges, view, self._source).run()
         return result
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:

@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from operator import attrgetter
+from time import monotonic
 
 from holdfast.registry.values.renamed import renaming
 
 _LISTED = re.compile(r"^    from ([\w.]+) import (?:\(([^)]*)\)|(.+))$", re.MULTILINE)
 #: To move more bytes may take so long that other threads need the cycle collector meanwhile.
 _BRIEF_BYTES = 2**24
+#: Pauses that overlap are joined by others for this long.
+_LONGEST_S = 1.0
 
 
 def at_first_use(
@@ -73,30 +76,36 @@ def _listed(module: str) -> dict[str, tuple[str, str]]:
 
 @contextmanager
 def collector_paused(moved_bytes: float = 0) -> Iterator[None]:
-    """Pause the cycle collector; afterwards it is on only if it was on before.
+    """Pause the cycle collector; after the last of pauses that overlap it is on, if it was before.
 
     Flattening a state of thousands of tensors makes tens of thousands of objects, none of them in a
     cycle. They trigger a full collection. In a process with torch that takes longer than the rest
     of the bookkeeping of a save (docs/design/speed.md). The collector stays on while many bytes
-    are moved.
+    are moved. Threads whose pauses overlap do not keep it off for more than a second longer.
     """
-    if not gc.isenabled() or moved_bytes > _BRIEF_BYTES:
+    began = next(iter(_pauses), monotonic())
+    is_off = not gc.isenabled() and not _pauses  # by the program
+    if is_off or moved_bytes > _BRIEF_BYTES or monotonic() > began + _LONGEST_S:
         yield
         return
-    global _is_paused
+    _pauses.append(began)
     gc.disable()
-    _is_paused = True
     try:
         yield
     finally:
-        _is_paused = False
-        gc.enable()
+        del _pauses[-1:]  # in a forked child there may be none
+        if not _pauses:
+            gc.enable()
 
 
 def _resume_collector() -> None:
-    if _is_paused:  # by a thread that a forked child does not have
+    if _pauses:  # of threads that a forked child does not have
+        _pauses.clear()
         gc.enable()
 
 
-_is_paused = False
+#: One for each pause, in any thread: when the first of those that overlap began. Python changes a
+#: list at once. The collector is turned off only between the two changes of one pause, and on after
+#: the last of all: so it cannot stay off.
+_pauses: list[float] = []
 os.register_at_fork(after_in_child=_resume_collector)

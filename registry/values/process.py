@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -98,6 +97,8 @@ def as_author(name: str) -> Iterator[None]:
 
 def author() -> str:
     """Return `user@host`, as commits show it: a claim."""
+    import getpass  # not needed to read
+
     try:
         user = _CLAIMED.get() or getpass.getuser()
     except (OSError, KeyError):  # a container's user may have no entry anywhere

@@ -70,3 +70,14 @@ def test_the_collector_is_paused_while_the_tensors_of_a_state_are_listed(run, mo
     monkeypatch.setattr(pytree, "array_paths", noted)
     assert saved["model/w2"][0:2].tolist() == [2, 2]
     assert (seen, gc.isenabled()) == ([False], True)
+
+
+@pytest.mark.parametrize("most_bytes", [2**24, 4], ids=["short", "long"])
+def test_the_collector_is_paused_for_a_small_slice_and_on_in_a_large_one(
+    run, seen, monkeypatch, most_bytes
+):
+    tensor = run.save(STATE, step=1)["model/w2"]
+    monkeypatch.setattr(first_use, "_BRIEF_BYTES", most_bytes)
+    seen.clear()
+    assert tensor[0:2].tolist() == [2, 2]
+    assert seen == [most_bytes == 4]

@@ -111,6 +111,47 @@ def test_a_child_that_is_forked_during_a_pause_collects_cycles() -> None:
     assert (status, gc.isenabled()) == (0, True)
 
 
+@pytest.mark.parametrize("longest_s", [60.0, -1.0], ids=["short", "long"])
+def test_pauses_that_overlap_end_with_the_last_one_that_began_in_time(
+    monkeypatch: pytest.MonkeyPatch, longest_s: float
+) -> None:
+    monkeypatch.setattr(first_use, "_LONGEST_S", 60.0)
+    first, second = collector_paused(), collector_paused()
+    first.__enter__()
+    monkeypatch.setattr(first_use, "_LONGEST_S", longest_s)
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert gc.isenabled() == (longest_s < 0)
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
+
+
+def test_a_collector_that_the_program_turned_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with collector_paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_within_a_pause_turns_the_collector_on_in_the_child() -> None:
+    child, code = -1, 1
+    try:
+        with collector_paused():
+            child = os.fork()
+            code = 0 if gc.isenabled() == (child == 0) else 1
+    except IndexError:
+        code = 1
+    if child == 0:
+        os._exit(code)
+    assert code == 0
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert gc.isenabled()
+
+
 def test_imports_at_first_use_wait_for_no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
 
