@@ -3,10 +3,10 @@
     python bench/sharded_saves.py [--workloads hydra,lm] [--ranks 2,4] [--stores folder,s3]
 
 The state is one of `workloads.py`, split along the first axis of each tensor. All contenders take
-part in each round, in another order each time, and each saves a state in which every chunk has
-changed. A time is that of the slowest rank, and the median of the rounds after the first. `folder`
-is in memory where there is /dev/shm, with DCP's FileSystemWriter; `s3` is a radosgw of this
-machine, with its FsspecWriter. Peers have their default options.
+part in each round, in another order each time, and each saves, or copies, a state in which every
+chunk has changed. A time is that of the slowest rank, and the median of the rounds after the first.
+`folder` is in memory where there is /dev/shm, with DCP's FileSystemWriter; `s3` is a radosgw of
+this machine, with its FsspecWriter. Peers have their default options.
 
 Sent are the bytes that a rank sends to others, extra memory is the highest of a rank's resident
 memory during the operation above that before it; both are of the rank with the most.
@@ -145,7 +145,6 @@ class Scene:
                     touch(self.parts)
                 self._step += 1
                 self._measure(name, acts[name], is_first=turn == 0)
-        self._measure(COPY, self._copy, is_first=turn == 0)
 
     def _measure(self, name: str, act: Callable[[], Any], *, is_first: bool) -> None:
         self._group.sent = 0
@@ -201,6 +200,7 @@ class Scene:
             "run.save_async blocks": ours,
             "dcp.async_save blocks, HoldfastWriter": through_dcp,
             f"dcp.async_save blocks, {FILES}": files,
+            COPY: self._copy,
         }
         if self._is_folder and self._job.in_processes:
             in_process: dict[str, Any] = {"async_checkpointer_type": PROCESS}
