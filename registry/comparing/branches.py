@@ -6,13 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from holdfast.registry.comparing.state_diff import Diff, diff
-from holdfast.registry.history import (
-    RunLog,
-    ValueDiff,
-    compare_configs,
-    parent_ref,
-    phase_segment,
-)
+from holdfast.registry.history import RunLog, ValueDiff, compare_configs, parent_ref, phase_segment
 from holdfast.registry.history.actions import Parent
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading import CheckpointHandle

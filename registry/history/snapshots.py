@@ -15,12 +15,7 @@ from typing import NamedTuple
 
 from holdfast.backends import ObjectInfo
 from holdfast.backends.limits import max_record_bytes
-from holdfast.registry.errors import (
-    IntegrityError,
-    ObjectNotFound,
-    RegistryError,
-    StorageError,
-)
+from holdfast.registry.errors import IntegrityError, ObjectNotFound, RegistryError, StorageError
 from holdfast.registry.history.actions import SetStatus, line_digest
 from holdfast.registry.history.replay import (
     PART_NAMES,

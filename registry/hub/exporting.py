@@ -119,10 +119,7 @@ def _sign(
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": release.ref, "digest": {"sha256": root}}],
         "predicateType": "https://model_signing/signature/v1.0",
-        "predicate": {
-            "serialization": {**rules, "ignore_paths": [SIGNATURE]},
-            "resources": files,
-        },
+        "predicate": {"serialization": {**rules, "ignore_paths": [SIGNATURE]}, "resources": files},
     }
     payload = json.dumps(statement, sort_keys=True).encode()
     # What DSSE signs: the type and the payload, each with its length.

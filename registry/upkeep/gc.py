@@ -33,12 +33,7 @@ from holdfast.registry.errors import (
     StoreUnsuitable,
     UnsupportedFormat,
 )
-from holdfast.registry.history import (
-    Epochs,
-    RunLog,
-    encode_forget,
-    set_aside,
-)
+from holdfast.registry.history import Epochs, RunLog, encode_forget, set_aside
 from holdfast.registry.history.actions import Forget, Line, Mark, Place
 from holdfast.registry.history.replay import RunManifest, Slot
 from holdfast.registry.objects import (
@@ -54,10 +49,7 @@ from holdfast.registry.objects import (
 )
 from holdfast.registry.store import DAY_S, RUNS_AT_ONCE, Progress, Store, Workers, in_batches
 from holdfast.registry.upkeep.gc_report import GcReport, Tally
-from holdfast.registry.upkeep.live import (
-    is_forgotten,
-    list_run_ids,
-)
+from holdfast.registry.upkeep.live import is_forgotten, list_run_ids
 from holdfast.registry.upkeep.planning import LEFTOVER_S, Plan, Planner
 from holdfast.registry.upkeep.shards import Shard
 from holdfast.registry.upkeep.sorted_rows import SPARED, Objects, SortedRows, keys_of, object_rows
@@ -303,12 +295,7 @@ class Collector:
             # G2: listed again after the epoch was put. Whoever creates a run later observes it.
             passed, quiet = self._planner.passed, self._planner.quiet.still()
             listed = list_run_ids(self._store, passed)
-            run_ids = {
-                *self._planner.logs,
-                *passed,
-                *self._planner.quiet.runs,
-                *listed,
-            } - quiet
+            run_ids = {*self._planner.logs, *passed, *self._planner.quiet.runs, *listed} - quiet
             mark, pool = partial(self._mark_run, sweep), self._store.pools.bulk
             # Places held at the choice are passed over: what they need was not chosen.
             spared = SortedRows(shard=self._shard)

@@ -369,12 +369,7 @@ def _bad_snapshot(key: str, message: str) -> Finding:
 
 
 def _snapshot_finding(
-    store: Store,
-    key: str,
-    data: bytes,
-    run_id: str,
-    slot: Slot | None,
-    run: RunManifest | None,
+    store: Store, key: str, data: bytes, run_id: str, slot: Slot | None, run: RunManifest | None
 ) -> Finding | None:
     try:
         header, body = split_lines(data, where=key)

@@ -37,13 +37,7 @@ from holdfast.registry.history import (
 )
 from holdfast.registry.history.actions import Free, Line, Place, Recover
 from holdfast.registry.history.replay import RunManifest, Slot
-from holdfast.registry.objects import (
-    FOLDERS,
-    PROBES,
-    ObjectKey,
-    epoch_key,
-    is_probe,
-)
+from holdfast.registry.objects import FOLDERS, PROBES, ObjectKey, epoch_key, is_probe
 from holdfast.registry.store import RUNS_AT_ONCE, Store, Workers, ask_time, in_batches
 from holdfast.registry.store.heads import Head
 from holdfast.registry.upkeep.accepting import accept_logs

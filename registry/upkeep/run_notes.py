@@ -28,13 +28,7 @@ from holdfast.registry.history import (
     read_table,
 )
 from holdfast.registry.history.replay import RunManifest, Slot
-from holdfast.registry.objects import (
-    LAST,
-    RUNS,
-    ObjectKey,
-    note_key,
-    wrap_frame,
-)
+from holdfast.registry.objects import LAST, RUNS, ObjectKey, note_key, wrap_frame
 from holdfast.registry.store import Store
 from holdfast.registry.upkeep.shelf import Shelf
 from holdfast.registry.values import Digest, Record

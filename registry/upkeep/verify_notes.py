@@ -25,13 +25,7 @@ from holdfast.registry.errors import Malformed, RegistryError
 from holdfast.registry.history import PARTED_SLOT, REPLAY_VERSION, kept_ref
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.replay import PART_NAMES, CheckpointRecord, RunManifest
-from holdfast.registry.objects import (
-    ObjectKey,
-    join_lines,
-    split_lines,
-    unwrap_frame,
-    wrap_frame,
-)
+from holdfast.registry.objects import ObjectKey, join_lines, split_lines, unwrap_frame, wrap_frame
 from holdfast.registry.store import Store
 from holdfast.registry.store.heads import MAX_FILE_BYTES
 from holdfast.registry.values import DigestField, Field, InvalidRecord, Record, empty

@@ -26,10 +26,7 @@ _LOGGER = logging.getLogger("holdfast")
 
 
 def pivot(
-    handle: RunHandle,
-    policy: Policy,
-    initialise: Initialise | None,
-    map_location: object,
+    handle: RunHandle, policy: Policy, initialise: Initialise | None, map_location: object
 ) -> Transitioned | None:
     """Pivot, unless the run did so under this name; then return `None`. See `RunPhases.pivot`."""
     require_first_rank()

@@ -169,11 +169,7 @@ def as_array(tensor: TensorBytes) -> NDArray[Any]:
 
 
 def mapped(
-    value: Any,
-    path: Trail,
-    change: Callable[[Any, Trail], Any],
-    *,
-    tuples: bool = True,
+    value: Any, path: Trail, change: Callable[[Any, Trail], Any], *, tuples: bool = True
 ) -> Any:
     """Return a value whose leaves are changed; without `tuples`, a tuple is one."""
     if isinstance(value, dict):

@@ -13,14 +13,7 @@ from dataclasses import dataclass
 
 from holdfast.backends import ByteRange
 from holdfast.registry.objects import ObjectKey, PackEntry, PackRef, trailer
-from holdfast.registry.store import (
-    Outcome,
-    Progress,
-    Store,
-    Workers,
-    is_sound,
-    verify_chunk,
-)
+from holdfast.registry.store import Outcome, Progress, Store, Workers, is_sound, verify_chunk
 from holdfast.registry.upkeep.repacking.repack_plan import Target
 from holdfast.registry.writing import NewPack, ObjectWriter, put_pack
 

@@ -153,10 +153,7 @@ class Recoding:
 
 
 def plan_recoding(
-    store: Store,
-    survey: Survey,
-    codec: str | None = None,
-    keyframe_every: int | None = None,
+    store: Store, survey: Survey, codec: str | None = None, keyframe_every: int | None = None
 ) -> Recoding:
     """Choose the encoding of every chunk."""
     if not survey.is_recoded:

@@ -235,12 +235,7 @@ def _catalog(store: Store, chosen: Collection[str] | None, workers: Workers) -> 
 class _Planner:
     """Chooses the packs to rewrite and the targets of their chunks."""
 
-    def __init__(
-        self,
-        survey: Survey,
-        min_dead: float,
-        recoding: Recoding | None = None,
-    ) -> None:
+    def __init__(self, survey: Survey, min_dead: float, recoding: Recoding | None = None) -> None:
         self._survey = survey
         self._recoding = recoding or Recoding()
         self._ranks: dict[Chunk, int] = {}

@@ -21,12 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.registry.errors import (
-    Archived,
-    Malformed,
-    RegistryError,
-    StoreUnavailable,
-)
+from holdfast.registry.errors import Archived, Malformed, RegistryError, StoreUnavailable
 from holdfast.registry.history import RunLog, list_runs
 from holdfast.registry.history.actions import Place
 from holdfast.registry.history.replay import RunManifest
@@ -260,9 +255,7 @@ class Tally:
         for units in by_pack(self._lives):
 
             def take(
-                pack: PackRef,
-                done: Outcome[PackTable],
-                units: Mapping[PackRef, Rows] = units,
+                pack: PackRef, done: Outcome[PackTable], units: Mapping[PackRef, Rows] = units
             ) -> None:
                 self._take_table(pack, units[pack], done)
 
