@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from holdfast.registry.comparing.chunkwise import reduce_pieces as reduce_pieces
     from holdfast.registry.comparing.elements import PARTS as PARTS
     from holdfast.registry.comparing.elements import blocks as blocks
+    from holdfast.registry.comparing.elements import decoded as decoded
     from holdfast.registry.comparing.elements import float8_values as float8_values
     from holdfast.registry.comparing.ranking import KeyRank as KeyRank
     from holdfast.registry.comparing.ranking import Ranking as Ranking

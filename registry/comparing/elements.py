@@ -168,18 +168,22 @@ def _numbers(data: memoryview, dtype: str) -> _Array:
     """Return elements: integers as they are, bools as 0 and 1, complex ones as rows of two."""
     if dtype in PARTS:
         return _numbers(data, PARTS[dtype]).reshape(-1, 2)
-    found: _Array
     if dtype == "bool":
-        found = (np.frombuffer(data, "u1") != 0).astype("u1")
-    elif dtype == "bfloat16":
+        bits: _Array = (np.frombuffer(data, "u1") != 0).astype("u1")
+        return bits
+    found = decoded(data, dtype)
+    return found.astype("f8") if dtype in FLOATING else found
+
+
+def decoded(data: memoryview, dtype: str) -> _Array:
+    """Return the elements of a type that is not complex in a type of NumPy; always exact."""
+    if dtype == "bfloat16":
         # The upper half of a float32.
-        found = np.frombuffer(data, "<u2").astype("<u4") << np.uint32(16)
-        found = found.view("<f4").astype("f8")
-    elif dtype.startswith("float8"):
-        found = float8_values(dtype)[np.frombuffer(data, "u1")]
-    else:
-        found = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
-        found = found.astype("f8") if dtype in FLOATING else found
+        halves = np.frombuffer(data, "<u2").astype("<u4")
+        return (halves << 16).view("<f4")
+    if dtype.startswith("float8"):
+        return float8_values(dtype)[np.frombuffer(data, "u1")]
+    found: _Array = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
     return found
 
 

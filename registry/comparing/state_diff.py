@@ -139,7 +139,8 @@ def diff(before: StateHandle, after: StateHandle, *, values: bool = False) -> Di
     first, second = before.manifest, after.manifest
     tensors = compare_tensors(tensors_of(first), tensors_of(second))
     if values:
-        tensors = _with_distances(before, after, tensors)
+        apart = distances(before, after, (one.path for one in tensors if one.kind == "changed"))
+        tensors = tuple(replace(one, distance=apart.get(one.path)) for one in tensors)
     plain = compare_values(plain_values(first.components), plain_values(second.components))
     old, new = (
         {name: part.digest for name, part in one.components.items()} for one in (first, second)
@@ -175,14 +176,6 @@ def compare_tensors(
     left = {old.path for same in only_before.values() for old in same}
     removed = [TensorDiff("removed", old, None) for path, old in before.items() if path in left]
     return (*found, *removed)
-
-
-def _with_distances(
-    before: StateHandle, after: StateHandle, tensors: Iterable[TensorDiff]
-) -> tuple[TensorDiff, ...]:
-    changed = [tensor.path for tensor in tensors if tensor.kind == "changed"]
-    found = distances(before, after, changed)
-    return tuple(replace(tensor, distance=found.get(tensor.path)) for tensor in tensors)
 
 
 def _kind(old: TensorInfo, new: TensorInfo) -> Kind:

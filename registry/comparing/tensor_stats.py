@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from fractions import Fraction
 from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -236,9 +235,9 @@ def _pieces(stored: StateHandle, entry: TensorEntry) -> list[Piece]:
 def _tensor(path: str, entry: TensorEntry, found: Summary) -> TensorStats:
     mean: float | complex | None = None
     if found.finite:
-        mean = _mean(found.total, found.finite)
+        mean = float(found.total / found.finite)
         if entry.dtype.startswith("complex"):
-            mean = complex(mean, _mean(found.imaginary, found.finite))
+            mean = complex(mean, float(found.imaginary / found.finite))
     return TensorStats(
         path,
         entry.dtype,
@@ -253,10 +252,6 @@ def _tensor(path: str, entry: TensorEntry, found: Summary) -> TensorStats:
         found.infs,
         found.zeros,
     )
-
-
-def _mean(total: Fraction, count: int) -> float:
-    return float(total / count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,17 +315,14 @@ def _raw_parts(stored: StateHandle, entry: TensorEntry, budget_bytes: int) -> li
     """Return raw bytes of the tensor: all of it, or chunks evenly spread over it."""
     if entry.inline is not None:
         return [memoryview(entry.inline)]
-    source = stored.reader
-    chunks = list(zip(source.chunk_digests(entry), entry.grid.sizes(), strict=True))
-    pieces = [Piece((digest,), entry.dtype, size) for digest, size in _spread(chunks, budget_bytes)]
-    read = reduce_pieces([source], pieces, lambda _, views: bytes(views[0]))
+    pieces = _spread(_pieces(stored, entry), budget_bytes)
+    read = reduce_pieces([stored.reader], pieces, lambda _, views: bytes(views[0]))
     return [memoryview(read[piece]) for piece in pieces]
 
 
-def _spread(chunks: Sequence[tuple[Digest, int]], budget_bytes: int) -> list[tuple[Digest, int]]:
+def _spread(chunks: list[Piece], budget_bytes: int) -> list[Piece]:
     """Return chunks with equal distances whose sizes are within the budget."""
-    largest = max((size for _, size in chunks), default=1)
-    room = max(1, budget_bytes // largest)
+    room = max(1, budget_bytes // max((one.nbytes for one in chunks), default=1))
     if len(chunks) <= room:
-        return list(chunks)
+        return chunks
     return [chunks[at * len(chunks) // room] for at in range(room)]

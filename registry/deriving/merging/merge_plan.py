@@ -87,8 +87,7 @@ class _Planner:
         names.update(dict.fromkeys(name for name in self._pick if name not in self._patterns))
         parts, tensors = [], {}
         for name in names:
-            is_picked = name in self._pick and name not in self._patterns
-            made = self._picked(name) if is_picked else self._joined(name)
+            made = self._joined(name)
             if made is not None:
                 skeleton, tensors[name] = made
                 leaves = tuple(one.leaf for one in tensors[name])
@@ -153,12 +152,12 @@ class _Planner:
             return name
         return next((one for one in self._patterns if fnmatchcase(path, one)), None)
 
-    def _picked(self, name: str) -> tuple[Json, tuple[MergedTensor, ...]]:
-        number = self._pick[name]
-        part = self._inputs[number].parts[name]
-        return part.skeleton, _kept(name, part, number)
-
     def _joined(self, name: str) -> tuple[Json, tuple[MergedTensor, ...]] | None:
+        """Return a component of the result; `None` if it cannot be made, which is noted."""
+        if name in self._pick and name not in self._patterns:
+            number = self._pick[name]
+            part = self._inputs[number].parts[name]
+            return part.skeleton, _kept(name, part, number)
         lacking = [one.ref for one in self._sources if name not in one.parts]
         if lacking:
             self._note("missing", f"{name} is not in {', '.join(lacking)}")

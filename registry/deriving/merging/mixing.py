@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from holdfast.registry.comparing import PARTS, Piece, blocks, float8_values, reduce_pieces
+from holdfast.registry.comparing import PARTS, Piece, blocks, decoded, float8_values, reduce_pieces
 from holdfast.registry.errors import Hint, UnsupportedValue
 from holdfast.registry.history import PlacedState, StateReader
 from holdfast.registry.objects import Component, Manifest, ObjectKey, PackRef, TensorEntry
@@ -339,12 +339,12 @@ def average(
 def _overflows(
     made: memoryview, data: Sequence[memoryview], weights: Sequence[float], kind: str
 ) -> bool:
-    wrong = ~np.isfinite(_widened(made, kind))
+    wrong = ~np.isfinite(decoded(made, kind))
     if not wrong.any():
         return False
     for one, weight in zip(data, weights, strict=True):
         if weight:
-            wrong &= np.isfinite(_widened(one, kind))
+            wrong &= np.isfinite(decoded(one, kind))
     return bool(wrong.any())
 
 
@@ -352,26 +352,11 @@ def _sum(data: Sequence[memoryview], weights: Sequence[float], kind: str, wide: 
     total: _Array | None = None
     for one, weight in zip(data, weights, strict=True):
         if weight:
-            product = _widened(one, kind) * wide.type(weight)
+            product = decoded(one, kind).astype(wide, copy=False) * wide.type(weight)
             total = product if total is None else np.add(total, product, out=total)
     if total is None:
         total = np.zeros(len(data[0]) // item_size(kind), wide)
     return total
-
-
-def _widened(data: memoryview, kind: str) -> _Array:
-    """Return elements as float32, and float64 elements as they are; always exact."""
-    found: _Array
-    if kind == "bfloat16":
-        # The upper half of a float32.
-        found = np.frombuffer(data, "<u2").astype("<u4") << np.uint32(16)
-        found = found.view("<f4")
-    elif kind.startswith("float8"):
-        found = float8_values(kind).astype("f4")[np.frombuffer(data, "u1")]
-    else:
-        found = np.frombuffer(data, np.dtype(kind).newbyteorder("<"))
-        found = found.astype("f4") if kind == "float16" else found
-    return found
 
 
 def _rounded(total: _Array, kind: str) -> _Array:

@@ -201,7 +201,12 @@ class _TransitionCommit(NewCommit):
             *self._table.problems,
         ]
         if problems:
-            raise _unfit(origin, checkpoint.ref, problems)
+            raise IncompatibleState(
+                f"phase {rules.to_phase} cannot begin from this checkpoint",
+                where=f"{checkpoint.ref} ({rules.source})",
+                found=abridged(problems, most=12),
+                hint="Nothing was changed.",
+            )
         for pin in origin.anchors:
             if pin.manifest != origin.manifest:
                 self._stored(pin).load(only=self._inference_parts(pin))
@@ -239,9 +244,8 @@ class _TransitionCommit(NewCommit):
         return promotion(run, candidate, DEFAULT)
 
     def _inference_parts(self, pin: Pin) -> list[str]:
-        parts = self._stored(pin).manifest.components
-        spec = self._writer.log.run.spec
-        return inference_parts(spec, parts, where=f"{self._writer.log.run_id}/{pin.ref}")
+        parts, run = self._stored(pin).manifest.components, self._writer.log.run
+        return inference_parts(run.spec, parts, where=f"{run.run_id}/{pin.ref}")
 
     def _record(self, origin: _Origin) -> CheckpointRecord:
         """Return the source, which another writer may have evicted meanwhile."""
@@ -356,15 +360,6 @@ def archive_label(stream: StreamRecord, base: str) -> str:
         number += 1
         label = f"{base[:60]}_{number}"
     return label
-
-
-def _unfit(origin: _Origin, ref: str, problems: Sequence[str]) -> IncompatibleState:
-    return IncompatibleState(
-        f"phase {origin.rules.to_phase} cannot begin from this checkpoint",
-        where=f"{ref} ({origin.rules.source})",
-        found=abridged(problems, most=12),
-        hint="Nothing was changed.",
-    )
 
 
 def differences(

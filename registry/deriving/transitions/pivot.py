@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.registry.deriving.transitions.execution import Transitioned, archive_label, recorded
 from holdfast.registry.deriving.transitions.rows import Initialise, Table
-from holdfast.registry.errors import IncompatibleState, NotFound
+from holdfast.registry.errors import NotFound
 from holdfast.registry.history import check_name, encode_plain, warn_of_secrets
 from holdfast.registry.history.actions import Action, ArchiveStream, EnterPhase
 from holdfast.registry.history.replay import CheckpointRecord, PhaseRecord, RunManifest
@@ -61,9 +61,8 @@ def pivoted(
 ) -> Transitioned:
     """Return a state as the last pivot changes it."""
     run = committer.log.run
-    table = _table(run, checkpoint, state)
     ordinal = _pivots_in(run, checkpoint.handle.record.phase)
-    return _changed(run, checkpoint, table, initialise, ordinal)
+    return _changed(run, checkpoint, state, initialise, ordinal)
 
 
 def _pivots_in(run: RunManifest, phase: str) -> int:
@@ -95,8 +94,8 @@ class _PivotCommit(NewCommit):
             log, run = self._writer.log, self._writer.log.run
             record = log.knowing(self._source).by_n[self._source]
             checkpoint = Checkpoint(self._writer.store, log, record)
-            table = _table(run, checkpoint, load_to_train(checkpoint, self._map_location))
-            self.outcome = _changed(run, checkpoint, table, self._initialise, self._ordinal)
+            state = load_to_train(checkpoint, self._map_location)
+            self.outcome = _changed(run, checkpoint, state, self._initialise, self._ordinal)
         return ()
 
     def actions(self, run: RunManifest) -> Sequence[Action] | None:
@@ -147,26 +146,17 @@ def _archives(run: RunManifest, name: str) -> list[ArchiveStream]:
     ]
 
 
-def _table(run: RunManifest, checkpoint: Checkpoint, state: Any) -> Table:
-    """Find the rows of the preset's pivot in a state."""
-    table = Table((run.spec.pivot or Pivot()).rows, (), state, rest="carry")
-    if table.problems:
-        raise IncompatibleState(
-            "the pivot does not fit this checkpoint",
-            where=checkpoint.ref,
-            found="; ".join(table.problems),
-            hint="Nothing was changed. The run's preset declares the pivot.",
-        )
-    return table
-
-
 def _changed(
     run: RunManifest,
     checkpoint: Checkpoint,
-    table: Table,
+    state: Any,
     initialise: Initialise | None,
     ordinal: int,
 ) -> Transitioned:
+    """Carry out the rows of the preset's pivot."""
+    table = Table((run.spec.pivot or Pivot()).rows, (), state, rest="carry")
+    hint = "Nothing was changed. The run's preset declares the pivot."
+    table.check("the pivot", checkpoint.ref, hint)
     phase = checkpoint.handle.record.phase
     return Transitioned(
         state=table.carry_out(initialise or {}).state,

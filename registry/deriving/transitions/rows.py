@@ -112,6 +112,12 @@ class Table:
                 seeds[found.part] = None
         return seeds
 
+    def check(self, what: str, ref: str, hint: str = "Nothing was changed.") -> None:
+        """Refuse a source that the table does not fit."""
+        if self.problems:
+            message, found = f"{what} does not fit this checkpoint", "; ".join(self.problems)
+            raise IncompatibleState(message, where=ref, found=found, hint=hint)
+
     def carry_out(self, initialise: Initialise) -> NewPhase:
         """Make the state that the new phase begins with."""
         makers = self._makers(initialise)

@@ -86,13 +86,7 @@ def start_warm(
     rows = _rows(run.spec, source, (carry,) if isinstance(carry, str) else tuple(carry))
     state = load_to_train(source, map_location)
     table = Table(rows, (), state, rest="reset")
-    if table.problems:
-        raise IncompatibleState(
-            "the warm start does not fit this checkpoint",
-            where=source.ref,
-            found="; ".join(table.problems),
-            hint="Nothing was changed.",
-        )
+    table.check("the warm start", source.ref)
     made = table.carry_out(initialise or {}).state
     handle.saver.commit(_WarmStart(source, table.applied))
     run = handle.log.run
@@ -114,14 +108,10 @@ class _WarmStart(NewCommit):
         before = next(reversed(run.restarts().get(phase, ())), None)
         if before is not None and (before.manifest, before.rows) == (self._source.digest, rows):
             return None
-        enter = EnterPhase(
-            from_phase=phase,
-            to_phase=phase,
-            source=self._source.ref,
-            manifest=self._source.digest,
-            rows=rows,
-        )
-        return [enter]
+        ref, manifest = self._source.ref, self._source.digest
+        return [
+            EnterPhase(from_phase=phase, to_phase=phase, source=ref, manifest=manifest, rows=rows)
+        ]
 
 
 def check_mode(mode: object) -> None:
