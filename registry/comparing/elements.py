@@ -179,8 +179,8 @@ def decoded(data: memoryview, dtype: str) -> _Array:
     """Return the elements of a type that is not complex in a type of NumPy; always exact."""
     if dtype == "bfloat16":
         # The upper half of a float32.
-        halves = np.frombuffer(data, "<u2").astype("<u4")
-        return (halves << 16).view("<f4")
+        halves: _Array = np.frombuffer(data, "<u2").astype("<u4") << np.uint32(16)
+        return halves.view("<f4")
     if dtype.startswith("float8"):
         return float8_values(dtype)[np.frombuffer(data, "u1")]
     found: _Array = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
