@@ -177,13 +177,14 @@ def _numbers(data: memoryview, dtype: str) -> _Array:
 
 def decoded(data: memoryview, dtype: str) -> _Array:
     """Return the elements of a type that is not complex in a type of NumPy; always exact."""
+    found: _Array
     if dtype == "bfloat16":
         # The upper half of a float32.
-        halves: _Array = np.frombuffer(data, "<u2").astype("<u4") << np.uint32(16)
-        return halves.view("<f4")
-    if dtype.startswith("float8"):
-        return float8_values(dtype)[np.frombuffer(data, "u1")]
-    found: _Array = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
+        found = (np.frombuffer(data, "<u2").astype("<u4") << np.uint32(16)).view("<f4")
+    elif dtype.startswith("float8"):
+        found = float8_values(dtype)[np.frombuffer(data, "u1")]
+    else:
+        found = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
     return found
 
 
