@@ -24,30 +24,18 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
-    from holdfast.registry.face.attesting import Attestation as Attestation
-    from holdfast.registry.face.batches import lost_within_an_epoch as lost_within_an_epoch
-    from holdfast.registry.face.batches import own_generators as own_generators
-    from holdfast.registry.face.caring import CareReport as CareReport
-    from holdfast.registry.face.caring import care as care
-    from holdfast.registry.face.caring import said as said
-    from holdfast.registry.face.factory import init as init
+    from holdfast.registry.face.attesting import Attestation
+    from holdfast.registry.face.batches import lost_within_an_epoch, own_generators
+    from holdfast.registry.face.caring import CareReport, care, said
+    from holdfast.registry.face.factory import init, open_on
     from holdfast.registry.face.factory import open as open  # noqa: A004
-    from holdfast.registry.face.factory import open_on as open_on
-    from holdfast.registry.face.getting import pull_command as pull_command
-    from holdfast.registry.face.getting import python_lines as python_lines
-    from holdfast.registry.face.metrics import Export as Export
-    from holdfast.registry.face.metrics import exposition as exposition
-    from holdfast.registry.face.options import StateOptions as StateOptions
-    from holdfast.registry.face.options import shows_options as shows_options
-    from holdfast.registry.face.refs import find_evicted as find_evicted
-    from holdfast.registry.face.refs import find_in_run as find_in_run
-    from holdfast.registry.face.refs import is_digest as is_digest
-    from holdfast.registry.face.refs import refs_of as refs_of
-    from holdfast.registry.face.registry import Registry as Registry
-    from holdfast.registry.face.resume_check import ResumeReport as ResumeReport
-    from holdfast.registry.face.resume_check import verify_segments as verify_segments
-    from holdfast.registry.face.run import Run as Run
-    from holdfast.registry.face.syncing import repair as repair
-    from holdfast.registry.face.syncing import sync as sync
+    from holdfast.registry.face.getting import pull_command, python_lines
+    from holdfast.registry.face.metrics import Export, exposition
+    from holdfast.registry.face.options import StateOptions, shows_options
+    from holdfast.registry.face.refs import find_evicted, find_in_run, is_digest, refs_of
+    from holdfast.registry.face.registry import Registry
+    from holdfast.registry.face.resume_check import ResumeReport, verify_segments
+    from holdfast.registry.face.run import Run
+    from holdfast.registry.face.syncing import repair, sync
 else:
     __getattr__ = at_first_use(__name__)

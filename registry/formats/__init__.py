@@ -41,29 +41,25 @@ from holdfast.registry.objects import Component
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
-    from holdfast.registry.formats.andrea import read_table as read_table
-    from holdfast.registry.formats.content import portable as portable
-    from holdfast.registry.formats.hf import json_file as json_file
+    from holdfast.registry.formats.andrea import read_table
+    from holdfast.registry.formats.content import portable
+    from holdfast.registry.formats.hf import json_file
     from holdfast.registry.formats.safetensors_header import NAMES as SAFETENSORS_NAMES
-    from holdfast.registry.formats.safetensors_header import encode_header as encode_header
-    from holdfast.registry.formats.safetensors_header import named_tensors as named_tensors
-    from holdfast.registry.formats.source import json_value as json_value
-    from holdfast.registry.formats.source import sha256_of as sha256_of
-    from holdfast.registry.formats.source import stable as stable
-    from holdfast.registry.formats.source import walk as walk
-    from holdfast.registry.formats.table import GENERIC_EXTENSIONS as GENERIC_EXTENSIONS
-    from holdfast.registry.formats.table import GENERIC_NAMES as GENERIC_NAMES
-    from holdfast.registry.formats.table import MAIN_EXTENSIONS as MAIN_EXTENSIONS
-    from holdfast.registry.formats.table import OF_SYSTEMS as OF_SYSTEMS
+    from holdfast.registry.formats.safetensors_header import encode_header, named_tensors
+    from holdfast.registry.formats.source import json_value, sha256_of, stable, walk
+    from holdfast.registry.formats.table import (
+        GENERIC_EXTENSIONS,
+        GENERIC_NAMES,
+        MAIN_EXTENSIONS,
+        OF_SYSTEMS,
+        TREE,
+        by_extension,
+        check_scope,
+        named,
+    )
     from holdfast.registry.formats.table import OPAQUE as OPAQUE_FORMAT
-    from holdfast.registry.formats.table import TREE as TREE
-    from holdfast.registry.formats.table import by_extension as by_extension
-    from holdfast.registry.formats.table import check_scope as check_scope
-    from holdfast.registry.formats.table import named as named
-    from holdfast.registry.formats.target import fail as fail
-    from holdfast.registry.formats.target import new_file as new_file
-    from holdfast.registry.formats.target import put_file as put_file
-    from holdfast.registry.loading import OPAQUE as OPAQUE
+    from holdfast.registry.formats.target import fail, new_file, put_file
+    from holdfast.registry.loading import OPAQUE
 else:
     __getattr__ = at_first_use(__name__)
 

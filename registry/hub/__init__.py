@@ -16,13 +16,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.registry.hub.access import Access as Access
-    from holdfast.registry.hub.access import read_tokens as read_tokens
-    from holdfast.registry.hub.catalog import Catalog as Catalog
-    from holdfast.registry.hub.catalog import refusal as refusal
-    from holdfast.registry.hub.endpoint import Endpoint as Endpoint
-    from holdfast.registry.hub.exporting import export_release as export_release
-    from holdfast.registry.hub.views import ViewOptions as ViewOptions
+    from holdfast.registry.hub.access import Access, read_tokens
+    from holdfast.registry.hub.catalog import Catalog, refusal
+    from holdfast.registry.hub.endpoint import Endpoint
+    from holdfast.registry.hub.exporting import export_release
+    from holdfast.registry.hub.views import ViewOptions
 else:
     from holdfast.registry.values.first_use import at_first_use
 

@@ -31,9 +31,8 @@ from holdfast.registry.values.first_use import at_first_use
 from holdfast.registry.writing import Committer
 
 if TYPE_CHECKING:
-    from holdfast.registry.layouts.cobre import policy_of as policy_of
-    from holdfast.registry.layouts.hub_folder import CONFIGS as CONFIGS
-    from holdfast.registry.layouts.hub_folder import METADATA as METADATA
+    from holdfast.registry.layouts.cobre import policy_of
+    from holdfast.registry.layouts.hub_folder import CONFIGS, METADATA
 else:
     __getattr__ = at_first_use(__name__)
 

@@ -60,48 +60,33 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
-    from holdfast.registry.pytree.adapters import register_adapter as register_adapter
-    from holdfast.registry.pytree.arrays import allocate as allocate
-    from holdfast.registry.pytree.arrays import describe as describe
-    from holdfast.registry.pytree.arrays import unread as unread
-    from holdfast.registry.pytree.arrays import view_of as view_of
-    from holdfast.registry.pytree.encoding import Adapted as Adapted
-    from holdfast.registry.pytree.encoding import Encoder as Encoder
-    from holdfast.registry.pytree.encoding import Handler as Handler
-    from holdfast.registry.pytree.encoding import registered as registered
-    from holdfast.registry.pytree.flattening import DICTS as DICTS
-    from holdfast.registry.pytree.flattening import FlatComponent as FlatComponent
-    from holdfast.registry.pytree.flattening import FlatState as FlatState
-    from holdfast.registry.pytree.flattening import await_devices as await_devices
-    from holdfast.registry.pytree.flattening import cut_down as cut_down
-    from holdfast.registry.pytree.flattening import flatten as flatten
-    from holdfast.registry.pytree.flattening import pairs_of as pairs_of
-    from holdfast.registry.pytree.flattening import renumbered as renumbered
-    from holdfast.registry.pytree.flattening import steps_at as steps_at
-    from holdfast.registry.pytree.leaves import ArrayLeaf as ArrayLeaf
-    from holdfast.registry.pytree.leaves import NamedLeaf as NamedLeaf
-    from holdfast.registry.pytree.leaves import by_path as by_path
-    from holdfast.registry.pytree.leaves import paths_bytes as paths_bytes
-    from holdfast.registry.pytree.paths import Link as Link
-    from holdfast.registry.pytree.paths import Trail as Trail
-    from holdfast.registry.pytree.paths import clip as clip
-    from holdfast.registry.pytree.paths import component_path as component_path
-    from holdfast.registry.pytree.paths import segment as segment
-    from holdfast.registry.pytree.survey import ARRAY_TAGS as ARRAY_TAGS
-    from holdfast.registry.pytree.survey import array_paths as array_paths
-    from holdfast.registry.pytree.survey import check_arrays as check_arrays
-    from holdfast.registry.pytree.survey import has_tags as has_tags
-    from holdfast.registry.pytree.survey import leaf_kinds as leaf_kinds
-    from holdfast.registry.pytree.survey import leaf_paths as leaf_paths
-    from holdfast.registry.pytree.survey import portable_kinds as portable_kinds
-    from holdfast.registry.pytree.tensor_bytes import TensorBytes as TensorBytes
-    from holdfast.registry.pytree.tensor_bytes import allocate_bytes as allocate_bytes
-    from holdfast.registry.pytree.tensor_bytes import as_torch as as_torch
-    from holdfast.registry.pytree.traversal import is_array as is_array
-    from holdfast.registry.pytree.traversal import rebuild as rebuild
-    from holdfast.registry.pytree.traversal import walk as walk
-    from holdfast.registry.pytree.unflattening import check_values as check_values
-    from holdfast.registry.pytree.unflattening import unflatten as unflatten
-    from holdfast.registry.pytree.unflattening import unflatten_component as unflatten_component
+    from holdfast.registry.pytree.adapters import register_adapter
+    from holdfast.registry.pytree.arrays import allocate, describe, unread, view_of
+    from holdfast.registry.pytree.encoding import Adapted, Encoder, Handler, registered
+    from holdfast.registry.pytree.flattening import (
+        DICTS,
+        FlatComponent,
+        FlatState,
+        await_devices,
+        cut_down,
+        flatten,
+        pairs_of,
+        renumbered,
+        steps_at,
+    )
+    from holdfast.registry.pytree.leaves import ArrayLeaf, NamedLeaf, by_path, paths_bytes
+    from holdfast.registry.pytree.paths import Link, Trail, clip, component_path, segment
+    from holdfast.registry.pytree.survey import (
+        ARRAY_TAGS,
+        array_paths,
+        check_arrays,
+        has_tags,
+        leaf_kinds,
+        leaf_paths,
+        portable_kinds,
+    )
+    from holdfast.registry.pytree.tensor_bytes import TensorBytes, allocate_bytes, as_torch
+    from holdfast.registry.pytree.traversal import is_array, rebuild, walk
+    from holdfast.registry.pytree.unflattening import check_values, unflatten, unflatten_component
 else:
     __getattr__ = at_first_use(__name__)

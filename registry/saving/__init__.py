@@ -26,23 +26,17 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
-    from holdfast.registry.saving.earlier_steps import EarlierSteps as EarlierSteps
-    from holdfast.registry.saving.pending import EXIT_WAIT as EXIT_WAIT
-    from holdfast.registry.saving.pending import Backlog as Backlog
-    from holdfast.registry.saving.pending import Busy as Busy
-    from holdfast.registry.saving.pending import PendingSave as PendingSave
-    from holdfast.registry.saving.restoring import Attempt as Attempt
-    from holdfast.registry.saving.restoring import Restored as Restored
-    from holdfast.registry.saving.restoring import check_source as check_source
-    from holdfast.registry.saving.restoring import restore_newest as restore_newest
-    from holdfast.registry.saving.save_commit import SaveCommit as SaveCommit
-    from holdfast.registry.saving.save_request import FlatSave as FlatSave
-    from holdfast.registry.saving.save_request import PlannedSave as PlannedSave
-    from holdfast.registry.saving.save_request import SaveRequest as SaveRequest
-    from holdfast.registry.saving.save_request import plan_save as plan_save
-    from holdfast.registry.saving.save_request import take_apart as take_apart
-    from holdfast.registry.saving.saver import LocalSaver as LocalSaver
-    from holdfast.registry.saving.saver import RunHandle as RunHandle
-    from holdfast.registry.saving.saver import ask as ask
+    from holdfast.registry.saving.earlier_steps import EarlierSteps
+    from holdfast.registry.saving.pending import EXIT_WAIT, Backlog, Busy, PendingSave
+    from holdfast.registry.saving.restoring import Attempt, Restored, check_source, restore_newest
+    from holdfast.registry.saving.save_commit import SaveCommit
+    from holdfast.registry.saving.save_request import (
+        FlatSave,
+        PlannedSave,
+        SaveRequest,
+        plan_save,
+        take_apart,
+    )
+    from holdfast.registry.saving.saver import LocalSaver, RunHandle, ask
 else:
     __getattr__ = at_first_use(__name__)

@@ -17,17 +17,18 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
-    from holdfast.registry.curation.pool.entries import PoolEntry as PoolEntry
-    from holdfast.registry.curation.pool.league import OpponentPool as OpponentPool
-    from holdfast.registry.curation.pool.promoting import Candidate as Candidate
-    from holdfast.registry.curation.pool.promoting import EntryImport as EntryImport
-    from holdfast.registry.curation.pool.promoting import ForeignEntry as ForeignEntry
-    from holdfast.registry.curation.pool.promoting import candidate_of as candidate_of
-    from holdfast.registry.curation.pool.promoting import find_entry as find_entry
-    from holdfast.registry.curation.pool.promoting import pool_rules as pool_rules
-    from holdfast.registry.curation.pool.promoting import promotion as promotion
-    from holdfast.registry.curation.pool.promoting import rating_of as rating_of
-    from holdfast.registry.curation.pool.ratings import DEFAULT as DEFAULT
-    from holdfast.registry.curation.pool.ratings import Rating as Rating
+    from holdfast.registry.curation.pool.entries import PoolEntry
+    from holdfast.registry.curation.pool.league import OpponentPool
+    from holdfast.registry.curation.pool.promoting import (
+        Candidate,
+        EntryImport,
+        ForeignEntry,
+        candidate_of,
+        find_entry,
+        pool_rules,
+        promotion,
+        rating_of,
+    )
+    from holdfast.registry.curation.pool.ratings import DEFAULT, Rating
 else:
     __getattr__ = at_first_use(__name__)

@@ -15,18 +15,21 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
-    from holdfast.registry.curation.streams.appends import PlannedAppend as PlannedAppend
-    from holdfast.registry.curation.streams.appends import plan_append as plan_append
-    from holdfast.registry.curation.streams.appends import read_segments as read_segments
-    from holdfast.registry.curation.streams.appends import stream_lifetime as stream_lifetime
-    from holdfast.registry.curation.streams.pictures import kind_of as kind_of
-    from holdfast.registry.curation.streams.pictures import split_samples as split_samples
-    from holdfast.registry.curation.streams.segments import check_entries as check_entries
-    from holdfast.registry.curation.streams.stream import LOG as LOG
-    from holdfast.registry.curation.streams.stream import SAMPLES as SAMPLES
-    from holdfast.registry.curation.streams.stream import AppendAttempt as AppendAttempt
-    from holdfast.registry.curation.streams.stream import Stream as Stream
-    from holdfast.registry.curation.streams.stream import Streams as Streams
-    from holdfast.registry.curation.streams.stream import each_step_once as each_step_once
+    from holdfast.registry.curation.streams.appends import (
+        PlannedAppend,
+        plan_append,
+        read_segments,
+        stream_lifetime,
+    )
+    from holdfast.registry.curation.streams.pictures import kind_of, split_samples
+    from holdfast.registry.curation.streams.segments import check_entries
+    from holdfast.registry.curation.streams.stream import (
+        LOG,
+        SAMPLES,
+        AppendAttempt,
+        Stream,
+        Streams,
+        each_step_once,
+    )
 else:
     __getattr__ = at_first_use(__name__)

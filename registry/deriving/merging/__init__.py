@@ -15,6 +15,6 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
-    from holdfast.registry.deriving.merging.merged_save import merge as merge
+    from holdfast.registry.deriving.merging.merged_save import merge
 else:
     __getattr__ = at_first_use(__name__)

@@ -15,12 +15,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.registry.hub.engines.attesting import attest as attest
-    from holdfast.registry.hub.engines.folder import FollowedVersion as FollowedVersion
-    from holdfast.registry.hub.engines.following import EngineFollower as EngineFollower
-    from holdfast.registry.hub.engines.publishing import WeightFolders as WeightFolders
-    from holdfast.registry.hub.engines.telling import Requests as Requests
-    from holdfast.registry.hub.engines.telling import key_of as key_of
+    from holdfast.registry.hub.engines.attesting import attest
+    from holdfast.registry.hub.engines.folder import FollowedVersion
+    from holdfast.registry.hub.engines.following import EngineFollower
+    from holdfast.registry.hub.engines.publishing import WeightFolders
+    from holdfast.registry.hub.engines.telling import Requests, key_of
 else:
     from holdfast.registry.values.first_use import at_first_use
 

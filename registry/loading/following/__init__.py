@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
-    from holdfast.registry.loading.following.following import Following as Following
-    from holdfast.registry.loading.following.watching import OVER as OVER
-    from holdfast.registry.loading.following.watching import Patience as Patience
-    from holdfast.registry.loading.following.watching import Watch as Watch
+    from holdfast.registry.loading.following.following import Following
+    from holdfast.registry.loading.following.watching import OVER, Patience, Watch
 else:
     __getattr__ = at_first_use(__name__)

@@ -23,16 +23,15 @@ from holdfast.registry.values import Digest
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
-    from holdfast.registry.loading.zarr.layout import BITS as BITS
-    from holdfast.registry.loading.zarr.layout import DOCUMENT as DOCUMENT
-    from holdfast.registry.loading.zarr.layout import STATE_ATTRIBUTE as STATE_ATTRIBUTE
-    from holdfast.registry.loading.zarr.layout import ArrayLayout as ArrayLayout
-    from holdfast.registry.loading.zarr.layout import ZarrLayout as ZarrLayout
-    from holdfast.registry.loading.zarr.layout import is_position as is_position
-    from holdfast.registry.loading.zarr.nodes import ArrayNode as ArrayNode
-    from holdfast.registry.loading.zarr.nodes import array_v2 as array_v2
-    from holdfast.registry.loading.zarr.nodes import array_v3 as array_v3
-    from holdfast.registry.loading.zarr.nodes import check_version as check_version
+    from holdfast.registry.loading.zarr.layout import (
+        BITS,
+        DOCUMENT,
+        STATE_ATTRIBUTE,
+        ArrayLayout,
+        ZarrLayout,
+        is_position,
+    )
+    from holdfast.registry.loading.zarr.nodes import ArrayNode, array_v2, array_v3, check_version
 else:
     __getattr__ = at_first_use(__name__)
 

@@ -24,17 +24,12 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
-    from holdfast.registry.saving.collective.filling import Box as Box
-    from holdfast.registry.saving.collective.filling import Filling as Filling
-    from holdfast.registry.saving.collective.group import DEADLINE_S as DEADLINE_S
-    from holdfast.registry.saving.collective.group import Group as Group
-    from holdfast.registry.saving.collective.loading import load_into as load_into
-    from holdfast.registry.saving.collective.saver import CollectiveSaver as CollectiveSaver
-    from holdfast.registry.saving.collective.shards import ShardLeaf as ShardLeaf
-    from holdfast.registry.saving.collective.talk import LOADS as LOADS
-    from holdfast.registry.saving.collective.talk import Calls as Calls
-    from holdfast.registry.saving.collective.talk import Talk as Talk
-    from holdfast.registry.saving.collective.telling import open_together as open_together
-    from holdfast.registry.saving.collective.telling import tell_state as tell_state
+    from holdfast.registry.saving.collective.filling import Box, Filling
+    from holdfast.registry.saving.collective.group import DEADLINE_S, Group
+    from holdfast.registry.saving.collective.loading import load_into
+    from holdfast.registry.saving.collective.saver import CollectiveSaver
+    from holdfast.registry.saving.collective.shards import ShardLeaf
+    from holdfast.registry.saving.collective.talk import LOADS, Calls, Talk
+    from holdfast.registry.saving.collective.telling import open_together, tell_state
 else:
     __getattr__ = at_first_use(__name__)

@@ -23,16 +23,13 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
-    from holdfast.registry.saving.journal.carrier import Carrier as Carrier
-    from holdfast.registry.saving.journal.folder import RunFolder as RunFolder
-    from holdfast.registry.saving.journal.folder import run_folders as run_folders
-    from holdfast.registry.saving.journal.line import JournaledLine as JournaledLine
-    from holdfast.registry.saving.journal.pushing import Listed as Listed
-    from holdfast.registry.saving.journal.records import Note as Note
-    from holdfast.registry.saving.journal.registries import known_registry as known_registry
-    from holdfast.registry.saving.journal.saver import JournaledSaver as JournaledSaver
-    from holdfast.registry.saving.journal.settings import FOLDER_VARIABLE as FOLDER_VARIABLE
-    from holdfast.registry.saving.journal.settings import Journal as Journal
-    from holdfast.registry.saving.journal.settings import choose_journal as choose_journal
+    from holdfast.registry.saving.journal.carrier import Carrier
+    from holdfast.registry.saving.journal.folder import RunFolder, run_folders
+    from holdfast.registry.saving.journal.line import JournaledLine
+    from holdfast.registry.saving.journal.pushing import Listed
+    from holdfast.registry.saving.journal.records import Note
+    from holdfast.registry.saving.journal.registries import known_registry
+    from holdfast.registry.saving.journal.saver import JournaledSaver
+    from holdfast.registry.saving.journal.settings import FOLDER_VARIABLE, Journal, choose_journal
 else:
     __getattr__ = at_first_use(__name__)

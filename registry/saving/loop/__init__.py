@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
-    from holdfast.registry.saving.loop.checkpointer import Checkpointer as Checkpointer
-    from holdfast.registry.saving.loop.notice import LastHeard as LastHeard
-    from holdfast.registry.saving.loop.notice import failed_saves as failed_saves
-    from holdfast.registry.saving.loop.notice import last_heard as last_heard
-    from holdfast.registry.saving.loop.notice import waited_share as waited_share
-    from holdfast.registry.saving.loop.options import LoopOptions as LoopOptions
-    from holdfast.registry.saving.loop.options import Stopping as Stopping
+    from holdfast.registry.saving.loop.checkpointer import Checkpointer
+    from holdfast.registry.saving.loop.notice import (
+        LastHeard,
+        failed_saves,
+        last_heard,
+        waited_share,
+    )
+    from holdfast.registry.saving.loop.options import LoopOptions, Stopping
 else:
     __getattr__ = at_first_use(__name__)

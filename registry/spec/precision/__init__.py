@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
-    from holdfast.registry.spec.precision import rounding as rounding
-    from holdfast.registry.spec.precision.policy import Narrowing as Narrowing
-    from holdfast.registry.spec.precision.policy import Precision as Precision
-    from holdfast.registry.spec.precision.policy import PrecisionPolicy as PrecisionPolicy
-    from holdfast.registry.spec.precision.policy import narrow_state as narrow_state
-    from holdfast.registry.spec.precision.policy import optimizer_leaves as optimizer_leaves
-    from holdfast.registry.spec.precision.policy import stored_dtypes as stored_dtypes
-    from holdfast.registry.spec.precision.policy import stored_view as stored_view
-    from holdfast.registry.spec.precision.policy import widen_all as widen_all
+    from holdfast.registry.spec.precision import rounding
+    from holdfast.registry.spec.precision.policy import (
+        Narrowing,
+        Precision,
+        PrecisionPolicy,
+        narrow_state,
+        optimizer_leaves,
+        stored_dtypes,
+        stored_view,
+        widen_all,
+    )
 else:
     __getattr__ = at_first_use(__name__)

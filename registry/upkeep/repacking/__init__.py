@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from holdfast.registry.values.first_use import at_first_use
 
 if TYPE_CHECKING:
-    from holdfast.registry.upkeep.repacking.execution import RepackReport as RepackReport
-    from holdfast.registry.upkeep.repacking.execution import repack as repack
-    from holdfast.registry.upkeep.repacking.repack_plan import RewrittenPack as RewrittenPack
+    from holdfast.registry.upkeep.repacking.execution import RepackReport, repack
+    from holdfast.registry.upkeep.repacking.repack_plan import RewrittenPack
 else:
     __getattr__ = at_first_use(__name__)
