@@ -34,6 +34,7 @@ from holdfast.registry.hub.requests import (
     info,
     paths_info,
     tree,
+    unmet,
 )
 from holdfast.registry.hub.views import View
 from holdfast.registry.loading import Joined
@@ -136,12 +137,13 @@ class Endpoint:
         if path == b"/metrics":
             return PlainTextResponse(exposition(self._figures))
         if caller is None:
-            return _error(401, "", "Invalid credentials in Authorization header")
+            reason = "Invalid credentials in Authorization header"
+            return _error(401, "", reason, **{"www-authenticate": "Bearer"})
         wanted = asked(path)
         if method not in ("GET", "HEAD") and not (
             method == "POST" and wanted is not None and wanted.kind == "paths-info"
         ):
-            return _error(405, "", "this endpoint is read-only")
+            return _error(405, "", "this endpoint is read-only", allow="GET, HEAD")
         # Decided by the name alone: nobody learns from the time whether there is such a run.
         if wanted is None or not caller.allows(wanted.repo.rpartition("/")[2]):
             return _absent()
@@ -214,10 +216,15 @@ def _file(view: View, wanted: Asked, request: Request) -> Response | _Part:
     own = headers_of(view, wanted.path)
     if wanted.revision != view.revision:
         # The client goes on with the digits: the ref may move before it asks for the bytes.
-        place = f"/{wanted.repo}/resolve/{view.revision}/{quote(wanted.path)}"
+        project, slash, run = wanted.repo.rpartition("/")  # a project may have slashes of its own
+        repo = f"{quote(project, safe='')}{slash}{run}"
+        place = f"/{repo}/resolve/{view.revision}/{quote(wanted.path)}"
         return Response(None, 307, {"location": place, "x-repo-commit": view.revision})
+    if status := unmet(request.headers, own["etag"]):
+        return Response(None, status, own)
     is_same = request.headers.get("if-range", own["etag"]) == own["etag"]
-    part = byte_range(request.headers.get("range") if is_same else None, file.size)
+    has_range = is_same and request.method == "GET"  # a HEAD has no ranges
+    part = byte_range(request.headers.get("range") if has_range else None, file.size)
     if part is None:
         return Response(None, 416, {**own, "content-range": f"bytes */{file.size}"})
     start, stop = part

@@ -127,15 +127,28 @@ def byte_range(header: str | None, size: int) -> tuple[int, int] | None:
     is_range = equals and dash and unit.strip().lower() == "bytes" and (first or last)
     if not is_range or not all(one.isascii() and one.isdigit() for one in (first, last) if one):
         return 0, size
-    if len(first) > 18 or len(last) > 18:
-        return None
+    # Numbers of any length are legal; 19 digits are past the end of every file.
+    begin, end = (int(one.lstrip("0")[:19] or 0) for one in (first, last))
     if not first:
-        start, stop = max(0, size - int(last)), size
+        start, stop = max(0, size - end), size
     else:
-        start, stop = int(first), min(size, int(last) + 1) if last else size
-        if last and int(last) < start:
+        start, stop = begin, min(size, end + 1) if last else size
+        if last and end < start:
             return 0, size
     return (start, stop) if start < stop else None
+
+
+def unmet(headers: Mapping[str, str], etag: str) -> int | None:
+    """Return the status of a request whose condition forbids the file; `None` if none does."""
+    wanted, known = (
+        None if name not in headers else {one.strip() for one in headers[name].split(",")}
+        for name in ("if-match", "if-none-match")
+    )
+    if wanted is not None and not wanted & {"*", etag}:
+        return 412
+    if known is not None and known & {"*", etag, f"W/{etag}"}:
+        return 304
+    return None
 
 
 def headers_of(view: View, name: str) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import socket
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -16,7 +17,7 @@ HOST = "127.0.0.1"
 #: Seconds for unfinished answers when the server stops: a browser that stopped reading must not
 #: keep it for ever.
 _LAST_ANSWERS_S = 2
-#: Seconds within which a connection must send the whole head of a request.
+#: Seconds within which a connection must send a whole request, with its body.
 _REQUEST_WITHIN_S = 10.0
 #: Maximum number of connections. A new one replaces the one that waits longest for a request.
 _CONNECTIONS = 128
@@ -99,8 +100,9 @@ class Connection(H11Protocol):
         self._set_deadline()
 
     def _set_deadline(self) -> None:
-        """Start the time for a request; end it when one runs."""
+        """Start the time for a request; end it when a whole one is being answered."""
         runs = self.cycle is not None and not self.cycle.response_complete
+        runs = runs and self.conn.their_state is not h11.SEND_BODY
         if runs and self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

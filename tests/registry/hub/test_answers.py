@@ -71,6 +71,8 @@ def test_every_range_has_the_bytes_of_the_file(site: Site) -> None:
     assert site.ask(path, Range="bytes=-7").body == whole.body[-7:]
     assert site.ask(path, Range=f"bytes={size - 7}-").body == whole.body[-7:]
     assert site.ask(path, Range=f"bytes=0-{10 * size}").status == 200
+    for long in (f"bytes=0-{'9' * 30}", "bytes=-" + "9" * 30, f"bytes={'0' * 30}-"):
+        assert site.ask(path, Range=long).body == whole.body
     for wrong in (f"bytes={size}-", "bytes=-0", "bytes=" + "9" * 30 + "-"):
         assert site.ask(path, Range=wrong).status == 416
     for none in ("bytes=2-1", "bytes=a-b", "items=1-2", "bytes=1-2,4-5", "bytes"):
@@ -78,9 +80,35 @@ def test_every_range_has_the_bytes_of_the_file(site: Site) -> None:
     same = {"Range": "bytes=0-3", "If-Range": whole.headers["etag"]}
     assert site.ask(path, **same).body == whole.body[:4]
     assert site.ask(path, **{**same, "If-Range": '"other"'}).body == whole.body
-    head = site.ask(path, "HEAD")
+    head = site.ask(path, "HEAD", Range="bytes=0-3")
     assert (head.status, head.body, head.headers["content-length"]) == (200, b"", str(size))
     assert {**head.headers} == {**whole.headers, "date": head.headers["date"]}
+
+
+def test_conditions_are_those_of_http(site: Site) -> None:
+    path = f"/llm/resolve/{sha_of(site)}/config.json"
+    whole = site.ask(path)
+    etag = whole.headers["etag"]
+    for known in (etag, f"W/{etag}", f'"other", {etag}', "*"):
+        answer = site.ask(path, **{"If-None-Match": known, "Range": "bytes=0-3"})
+        assert (answer.status, answer.body, answer.headers["etag"]) == (304, b"", etag)
+    assert site.ask(path, **{"If-None-Match": '"other"'}).body == whole.body
+    for other in ('"other"', f"W/{etag}"):
+        assert site.ask(path, **{"If-Match": other}).status == 412
+    for same in (etag, f'"other",{etag}', "*"):
+        assert site.ask(path, **{"If-Match": same}).body == whole.body
+
+
+def test_a_project_with_slashes_can_be_followed_to_its_files(tmp_path: Path) -> None:
+    with (
+        holdfast.init(tmp_path / "reg", skip_race_probe=True) as reg,
+        reg.create_run("r", project="team/llm") as run,
+        served(tmp_path / "reg") as site,
+    ):
+        run.save({"model": {"w": b"old" * 1000}, "x": 1}, step=1)
+        named = site.ask("/team%2Fllm/r/resolve/latest/README.md")
+        assert named.status == 307
+        assert site.ask(named.headers["location"]).status == 200
 
 
 def test_a_name_leads_to_digits_which_stay_while_the_ref_moves(tmp_path: Path) -> None:
@@ -241,7 +269,9 @@ def test_a_token_reads_its_runs_and_learns_nothing_of_others(models: Path, guard
         )
         for stranger in ({}, {"Authorization": "Bearer hf_theirs"}, {"Authorization": "some"}):
             expected = 200 if stranger.get("Authorization") == "some" else 401
-            assert site.ask("/api/models/llm", **stranger).status == expected
+            answer = site.ask("/api/models/llm", **stranger)
+            assert answer.status == expected
+            assert answer.headers["www-authenticate"] == (None if expected == 200 else "Bearer")
     said = "\n".join(site.lines)
     assert " reader GET /api/models/llm 200 " in said
     assert not [text for text in ("hf_theirs", "Bearer", "some") if text in said]
@@ -253,7 +283,8 @@ def test_the_host_is_checked_and_nothing_is_written(site: Site) -> None:
         assert answer.status == 421
         assert b"llm" not in answer.body
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "POST"):
-        assert site.ask("/api/models/llm", method).status == 405
+        refused = site.ask("/api/models/llm", method)
+        assert (refused.status, refused.headers["allow"]) == (405, "GET, HEAD")
     assert site.ask("/healthz", Host="10.0.0.1").body == b"ok\n"
     metrics = site.ask("/metrics").body.decode()
     assert 'holdfast_hub_requests_total{status="421"} 3.0' in metrics

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from holdfast.registry.hub import endpoint
 from holdfast.registry.hub.access import Access
 from holdfast.registry.loading import Chunks
 from holdfast.registry.store.store import create_config
+from holdfast.registry.ui import serving
 from tests.registry.hub.conftest import Site, on_a_weary_s3, served
 from tests.registry.hub.test_answers import sha_of
 from tests.support.crowd import crowd
@@ -210,6 +211,22 @@ def test_a_client_that_stops_reading_is_cut_off(
             assert site.ask(path).status == 200
         broken = [line.rpartition("broken off: ")[2] for line in site.lines if "broken" in line]
         assert broken == ["the client went away", "the client stopped reading"]
+
+
+def test_bodies_that_never_come_lock_no_reader_out(
+    monkeypatch: pytest.MonkeyPatch, backend: Backend
+) -> None:
+    monkeypatch.setattr(serving, "_CONNECTIONS", 4)
+    with served(backend) as site, ExitStack() as slow:
+        path = f"POST /api/models/r/paths-info/latest HTTP/1.1\r\nHost: 127.0.0.1:{site.port}\r\n"
+        for _ in range(8):
+            there = slow.enter_context(socket.create_connection(("127.0.0.1", site.port), 300))
+            there.sendall(f"{path}Content-Length: 9\r\n\r\nbody".encode())
+        assert site.ask("/healthz").status == 200
+        monkeypatch.setattr(serving, "_REQUEST_WITHIN_S", 0.2)
+        last = slow.enter_context(socket.create_connection(("127.0.0.1", site.port), 300))
+        last.sendall(f"{path}Content-Length: 9\r\n\r\nbody".encode())
+        assert last.recv(1) == b""
 
 
 @contextmanager
