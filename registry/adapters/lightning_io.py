@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -149,6 +150,7 @@ def _renamed(
 SCHEME = "holdfast://"
 #: The key of a checkpoint's meta that holds the path of Lightning's.
 _PATH = "lightning_path"
+_LONGEST_TAG = 64
 
 
 class HoldfastIO(CheckpointIO):
@@ -157,9 +159,9 @@ class HoldfastIO(CheckpointIO):
     `ckpt_path="holdfast://RUN/latest"`, or any other ref of the run, loads a checkpoint. A path of
     Lightning's own (`.../epoch=1-step=8.ckpt`) names the checkpoint that was saved under it. A
     second save of a step (`save_last=True`) is not stored again: it becomes the tag
-    `lightning-last`. What `ModelCheckpoint` removes is evicted, unless the run protects it or it
-    has another name. With a journal, a second name and a removal wait until the registry has the
-    saves before them.
+    `lightning-last`, with digits of the path if the name is long or another folder has that tag.
+    What `ModelCheckpoint` removes is evicted, unless the run protects it or it has another name.
+    With a journal, a second name and a removal wait until the registry has the saves before them.
 
     Alone it stores what Lightning stores, which has no random generators; `HoldfastCheckpoint` adds
     them.
@@ -195,6 +197,9 @@ class HoldfastIO(CheckpointIO):
         self._run = run
         self._files = files
         self._restored: Restored | None = None
+        self._background = background
+        #: The checkpoints that the save under way overwrites, if it does not fail.
+        self._overwritten: list[Checkpoint] = []
         self._unwanted: dict[int, Checkpoint] = {}
 
     def save_checkpoint(
@@ -213,10 +218,15 @@ class HoldfastIO(CheckpointIO):
         if step == self.saver.step:
             self._name_again(path)
             return
-        before = self._saved_as(path)
+        before, tags = self._saved_as(path), self._tagged(path)
         state, meta = components(checkpoint), {_PATH: str(path)}
         self.saver.save(state, step, _metrics(checkpoint), meta)
-        self._evict_overwritten(before)
+        self._overwritten = before
+        if tags or not self._background:
+            self._settle()
+        if tags:
+            self._untag(tags)
+        self._evict_unwanted()
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
@@ -255,15 +265,14 @@ class HoldfastIO(CheckpointIO):
         found = self._named(path)
         if found is None:
             return
+        self._untag(self._tagged(path))
         if _path_of(found) == str(path):
             self._unwanted[found.handle.n] = found
-        else:
-            self._run.pins.tags.remove(_tag(path))
         self._evict_unwanted()
 
     def teardown(self) -> None:
         """Wait for the save under way, and raise its error."""
-        self.saver.settle()
+        self._settle()
         self._evict_unwanted()
 
     def resume(self) -> str | None:
@@ -305,29 +314,52 @@ class HoldfastIO(CheckpointIO):
 
     def _named(self, path: Any) -> Checkpoint | None:
         """Return the newest checkpoint that a path of Lightning's names, by a tag as well."""
-        named = self._saved_as(path)
-        tagged = self._run.manifest.tags.get(_tag(path))
-        if tagged is not None:
-            named.append(self._run.history.checkpoint(tagged))
+        named = [*self._saved_as(path), *self._tagged(path).values()]
         return max(named, key=lambda one: one.handle.n, default=None)
+
+    def _tagged(self, path: Any) -> dict[str, Checkpoint]:
+        """Return the tags that are second names of a path, each with its checkpoint."""
+        tags, (short, own) = self._run.manifest.tags, _tags(path)
+        found = {
+            tag: self._run.history.checkpoint(tags[tag]) for tag in (short, own) if tag in tags
+        }
+        if short in found and short != own and not _is_beside(path, found[short]):
+            del found[short]  # another folder has a file of this name
+        return found
 
     def _saved_as(self, path: Any) -> list[Checkpoint]:
         """Return the newest checkpoint that was saved under a path, without those it tags."""
-        self.saver.settle()
+        self._settle()
         return [one for one in self._run.checkpoints() if _path_of(one) == str(path)][-1:]
 
     def _name_again(self, path: Any) -> None:
-        newest = self.saver.settle()
+        newest = self._settle()
         self._run.wait(remote=True)  # the registry names only checkpoints that it has
-        if newest is not None and self._named(path) != newest:
-            before = self._saved_as(path)
-            self._run.pins.tags.set(_tag(path), newest)
-            self._evict_overwritten(before)
-
-    def _evict_overwritten(self, before: list[Checkpoint]) -> None:
-        """Evict as a file of the same name would be overwritten; one that it tags stays."""
-        self._unwanted |= {one.handle.n: one for one in before}
+        if newest is None or self._named(path) == newest:
+            return
+        before, tagged, (short, own) = self._saved_as(path), self._tagged(path), _tags(path)
+        is_free = short in tagged or short not in self._run.manifest.tags
+        tag = short if is_free and _is_beside(path, newest) else own
+        self._run.pins.tags.set(tag, newest)
+        self._untag(tagged.keys() - {tag})
+        self._overwritten = before
+        self._settle()
         self._evict_unwanted()
+
+    def _untag(self, tags: Iterable[str]) -> None:
+        self._run.wait(remote=True)  # a name stays until the registry has the other checkpoint
+        for tag in tags:
+            self._run.pins.tags.remove(tag)
+
+    def _settle(self) -> Checkpoint | None:
+        """Wait for the save under way; what it overwrote is not wanted then; one with a tag stays.
+
+        If the save failed, its error is raised, and the old one keeps its name.
+        """
+        overwritten, self._overwritten = self._overwritten, []
+        newest = self.saver.settle()
+        self._unwanted |= {one.handle.n: one for one in overwritten}
+        return newest
 
     def _evict_unwanted(self) -> None:
         for n, checkpoint in list(self._unwanted.items()):
@@ -351,9 +383,17 @@ def components(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     return {_NAMES.get(name, name): value for name, value in checkpoint.items()}
 
 
-def _tag(path: Any) -> str:
-    """Return a legal tag for a path of Lightning's: `lightning-last` for `.../last.ckpt`."""
-    return f"lightning-{re.sub('[^A-Za-z0-9._-]', '-', PurePath(str(path)).stem)}"[:64]
+def _tags(path: Any) -> tuple[str, str]:
+    """Return legal tags for a path: `lightning-last` for `.../last.ckpt`, and one of its own."""
+    text = f"lightning-{re.sub('[^A-Za-z0-9._-]', '-', PurePath(str(path)).stem)}"
+    own = f"{text[:55]}-{sha256(str(path).encode()).hexdigest()[:8]}"
+    return text if len(text) <= _LONGEST_TAG else own, own
+
+
+def _is_beside(path: Any, checkpoint: Checkpoint) -> bool:
+    """Return whether a checkpoint was saved under a path in the folder of this one."""
+    first = _path_of(checkpoint)
+    return first is not None and PurePath(first).parent == PurePath(str(path)).parent
 
 
 def _path_of(checkpoint: Checkpoint) -> str | None:

@@ -18,10 +18,14 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import holdfast
+from holdfast.backends.errors import StoreUnavailable
 from holdfast.errors import Conflict, InvalidInput, NotFound, UnsupportedValue
 from holdfast.lightning import HoldfastCheckpoint, HoldfastIO
 from holdfast.registry.adapters.lightning_io import is_sharding
+from holdfast.registry.face.factory import open_on
 from holdfast.registry.saving.journal.background import BackgroundCarrier
+from tests.support.faults import Gate
+from tests.support.stores import new_backend
 
 #: Four batches an epoch.
 SAMPLES, BATCH, EPOCHS = 32, 8, 4
@@ -239,6 +243,62 @@ def share_names(url: str) -> None:
         io.save_checkpoint({"global_step": 7, "state_dict": {}}, "d.ckpt")
         io.remove_checkpoint("a.ckpt")
         assert [ck.step for ck in run.retention.evicted()] == [2, 5]
+
+
+def tell_names_apart(url: str) -> None:
+    """Names that are equal in two folders, or too long for a tag; a name that is saved anew."""
+    long = "a-name-of-an-experiment-that-is-far-too-long-to-be-a-tag-of-a-run-"
+    with holdfast.open(url) as reg:
+        run = reg.create_run("apart")
+        io = HoldfastIO(run)
+        io.trains = False  # a load looks only
+
+        def save(step: int, *names: str) -> None:
+            for name in names:
+                io.save_checkpoint({"global_step": step, "state_dict": {}}, f"{name}.ckpt")
+
+        def load(name: str) -> int:
+            return int(io.load_checkpoint(f"{name}.ckpt")["global_step"])
+
+        save(1, "A/best", f"A/{long}1")
+        save(2, "A/last", "B/best", f"A/{long}2")
+        save(3, "B/new", "B/last", "A/last")
+        assert [load(f"A/{long}{step}") for step in (1, 2)] == [1, 2]
+        assert [load(name) for name in ("A/best", "B/best", "A/last", "B/last")] == [1, 2, 3, 3]
+        save(4, "B/last")
+        assert [load(name) for name in ("A/best", "A/last", "B/last")] == [1, 3, 4]
+        save(5, "A/best")
+        io.remove_checkpoint(f"A/{long}1.ckpt")
+        assert [load(name) for name in ("A/best", "A/last", "B/last", "B/new")] == [5, 3, 4, 3]
+        save(6, "A/7")
+        assert [ck.step for ck in run.retention.evicted()] == [1]  # the last save evicted it
+
+
+def overwrite_in_background() -> None:
+    """What a save overwrites stays until that save has ended, and if it fails."""
+    gate = Gate(new_backend())
+    gate.open.set()
+    run = open_on(gate).create_run("behind")
+    io = HoldfastIO(run, background=True)
+
+    def save(step: int, name: str) -> None:
+        state = {"global_step": step, "state_dict": {"w": torch.full((9999,), float(step))}}
+        io.save_checkpoint(state, f"{name}.ckpt")
+
+    save(1, "last")
+    save(2, "best")
+    save(3, "other")
+    io.teardown()
+    gate.error = StoreUnavailable("away")
+    save(4, "last")
+    with pytest.raises(StoreUnavailable, match="away"):
+        io.teardown()
+    gate.error = None
+    io.teardown()
+    assert run.retention.evicted() == []
+    save(5, "last")
+    io.teardown()
+    assert [ck.step for ck in run.retention.evicted()] == [1]
 
 
 def resume_from_journal(url: str) -> None:

@@ -55,6 +55,14 @@ def test_names_that_share_a_checkpoint_are_given_up_one_by_one(
     assert children.run("lightning_training.share_names", reg.url) == 0
 
 
+def test_equal_and_long_names_are_told_apart(reg: holdfast.Registry, children: Children) -> None:
+    assert children.run("lightning_training.tell_names_apart", reg.url) == 0
+
+
+def test_what_a_failed_save_would_have_overwritten_stays(children: Children) -> None:
+    assert children.run("lightning_training.overwrite_in_background") == 0
+
+
 def test_sigterm_saves_the_last_completed_step(reg: holdfast.Registry, children: Children) -> None:
     assert children.run("lightning_training.fit_until_sigterm", reg.url, "run") == 143
     run = reg.run("run")
