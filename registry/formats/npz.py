@@ -174,6 +174,8 @@ def _header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> _Ar
         raise
     except Exception as error:  # hostile bytes can provoke anything
         _broken(where, "a damaged header", "the header of an array", error)
+    if dtype.subdtype is not None:  # NumPy writes none, and reads none
+        _broken(where, "elements that are arrays", "numbers, truth values or times", dtype)
     if len(shape) > _MAX_AXES or any(type(n) is not int or not 0 <= n < 2**63 for n in shape):
         _broken(where, "a bad shape", f"at most {_MAX_AXES} axes from 0 to 2^63", shape)
     return _Array(entry, head.tell(), dtype, shape, is_fortran)

@@ -42,12 +42,26 @@ def test_round_trip(save: Any, run: Run, tmp_path: Path) -> None:
         assert same(dict(back), ARRAYS)
 
 
-def test_an_empty_array_that_no_library_makes_is_refused(tmp_path: Path) -> None:
-    head = b"{'descr': '<f4', 'fortran_order': False, 'shape': (0, 4611686018427387904), }\n"
+@pytest.mark.parametrize(
+    ("head", "data"),
+    [
+        (b"{'descr': '<f4', 'fortran_order': False, 'shape': (0, 4611686018427387904), }", b""),
+        (b"{'descr': ('<f4', (2,)), 'fortran_order': True, 'shape': (3,), }", bytes(24)),
+    ],
+    ids=["an empty array that no library makes", "elements that are arrays"],
+)
+def test_what_numpy_cannot_read_is_refused(head: bytes, data: bytes, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
-        archive.writestr("w.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head)
-    with pytest.raises(InvalidInput, match="not a sound NumPy file"):
-        formats.read(tmp_path / "x.npz")
+        begin = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head
+        archive.writestr("w.npy", begin + data)
+    with (
+        pytest.raises(ValueError, match=r"too big|[Ff]ailed to read"),
+        np.load(tmp_path / "x.npz") as found,
+    ):
+        found["w"]
+    for read in (formats.read, lambda path: formats.digest(path, None, None)):
+        with pytest.raises(InvalidInput, match="not a sound NumPy file"):
+            read(tmp_path / "x.npz")
     assert len(formats.validate(tmp_path / "x.npz")) == 1
 
 
