@@ -275,6 +275,8 @@ class Names(Mapping[str, Known]):
             "collections.deque": Known(counted(_deque), size_bytes=1000),
             "_codecs.encode": Known(counted(_encode)),
         }
+        # Pickles for Python 2, as torch makes them, have its names.
+        found |= {"__builtin__.long": Known(value=int), "__builtin__.unicode": Known(value=str)}
         for module in ("builtins", "__builtin__"):
             found |= {f"{module}.{one.__name__}": Known(value=one) for one in _FACTORIES}
             found |= {

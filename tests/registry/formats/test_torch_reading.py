@@ -113,6 +113,9 @@ def test_plain_values(form: str, protocol: int, tmp_path: Path) -> None:
         "sets": [{1, 2}, frozenset({"a"}), set()],
         "counter": Counter("aab"),
         "default": defaultdict(list, {"a": [1]}),
+        "factories": [
+            defaultdict(kind) for kind in (bool, bytes, dict, float, int, list, set, str, tuple)
+        ],
         "deque": deque([1, 2], 5),
         "complex": 1 - 2j,
         "bytes": bytearray(b"abc"),
