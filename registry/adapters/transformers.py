@@ -14,6 +14,7 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ class HoldfastCallback(TrainerCallback):
         if self._found is None:
             hub_folder.write_model(found, self._folder)
         trainer = self._loaded.get("trainer") or found.load(only="trainer")["trainer"]
-        (self._folder / "trainer_state.json").write_text(json.dumps(trainer, default=float))
+        (self._folder / "trainer_state.json").write_text(json.dumps(trainer, default=_plain))
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
@@ -171,6 +172,14 @@ class HoldfastCallback(TrainerCallback):
                 where="TrainingArguments(save_strategy=...)",
                 expected="'steps' or 'epoch', and a run with Monitor and Retention(best=1)",
                 found="best",
+            )
+        if args.load_best_model_at_end:
+            raise InvalidInput(
+                "the trainer would end with its last model: it has no folder of the best one",
+                where="TrainingArguments(load_best_model_at_end=...)",
+                expected="False",
+                found="True",
+                hint="After the training: run.best().load_into(model, component='model').",
             )
         if state.global_step < state.max_steps:
             self._saver.begin()
@@ -246,12 +255,17 @@ class HoldfastCallback(TrainerCallback):
         # The summary of the whole training is no part of its last step.
         history = [one for one in state.log_history if "train_runtime" not in one]
         logged = [one for one in history if one.get("step") == state.global_step]
-        metrics = {name: float(value) for one in logged for name, value in one.items()}
-        metrics.pop("step", None)
+        # Some compute lists or dicts of metrics by class: those are only in `trainer`.
+        numbers = {
+            name: float(value)
+            for one in logged
+            for name, value in one.items()
+            if name != "step" and (isinstance(value, Real) or getattr(value, "shape", None) == ())
+        }
         self._saver.end_step(
             state.global_step,
             lambda: self._parts(dataclasses.replace(state, log_history=history), given),
-            metrics,
+            numbers,
             due=is_due,
             first=state.is_world_process_zero,
         )
@@ -267,7 +281,8 @@ class HoldfastCallback(TrainerCallback):
             "optimizer": given["optimizer"].state_dict(),
             "scheduler": given["lr_scheduler"].state_dict(),
             "rng": capture_ranks(),
-            "trainer": dataclasses.asdict(now),
+            # As it comes back: a resumed trainer reads it from a file of JSON.
+            "trainer": json.loads(json.dumps(dataclasses.asdict(now), default=_plain)),
         }
         scaler = getattr(self._trainer.accelerator, "scaler", None)
         return parts if scaler is None else {**parts, "scaler": scaler.state_dict()}
@@ -300,4 +315,7 @@ def model_parts(model: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    """Return a value that JSON does not have as one that it has."""
+    if hasattr(value, "tolist"):  # an array or a tensor that a program has logged
+        return value.tolist()
     return sorted(value) if isinstance(value, set) else str(value)

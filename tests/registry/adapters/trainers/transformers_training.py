@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peft
 import pytest
 import torch
@@ -40,6 +41,10 @@ class Struck(Trainer):
         if self.state.global_step == self.strike:
             os.kill(os.getpid(), self.sends)
         return super().training_step(*given, **options)
+
+
+#: A metric of several classes, which is no number.
+ARRAY = np.ones(2)
 
 
 def model(adapter: bool) -> Any:
@@ -84,6 +89,7 @@ def trainer(saver: Any, folder: str, adapter: bool = False, **options: Any) -> S
         train_dataset=samples,
         eval_dataset=samples[:8],
         callbacks=[saver, stopping],
+        compute_metrics=lambda _: {"one": 1.0, "classes": [0.5], "by": {"a": 1}, "all": ARRAY},
     )
 
 
@@ -155,6 +161,11 @@ def refuse(url: str, folder: str) -> None:
         run.status = "running"
         with pytest.raises(InvalidInput, match="another run"):
             saver.resume(training, "other/latest")
+        training.args.load_best_model_at_end = True
+        with pytest.raises(
+            InvalidInput, match=r"end with its last model.*run\.best\(\)\.load_into"
+        ):
+            training.train()
         training.args.save_strategy = training.args.save_strategy.__class__.BEST
         with pytest.raises(InvalidInput, match="the run decides which checkpoint is best"):
             training.train()
