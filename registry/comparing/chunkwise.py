@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TypeVar
 
-from holdfast.registry.store import Source, Threads, results
+from holdfast.registry.store import Source, Threads, results, together
 from holdfast.registry.values import Digest, cores
 
 #: Raw chunks that one thread reads together.
@@ -92,16 +92,7 @@ def _held(piece: Piece) -> int:
 
 def batches_of(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     """Yield pieces that are read together: neighbours, which are mostly in one pack."""
-    batch: list[Piece] = []
-    size = 0
-    for piece in dict.fromkeys(pieces):
-        if batch and size + _held(piece) > _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append(piece)
-        size += _held(piece)
-    if batch:
-        yield batch
+    return together(dict.fromkeys(pieces), _held, _BATCH_BYTES)
 
 
 def _read(

@@ -63,48 +63,6 @@ if TYPE_CHECKING:
 else:
     __getattr__ = at_first_use(__name__)
 
-
-__all__ = [
-    "GENERIC_EXTENSIONS",
-    "GENERIC_NAMES",
-    "MAIN_EXTENSIONS",
-    "OF_SYSTEMS",
-    "OPAQUE",
-    "OPAQUE_FORMAT",
-    "SAFETENSORS_NAMES",
-    "TREE",
-    "FileReport",
-    "FileState",
-    "StoredContent",
-    "TensorHeader",
-    "WrittenFile",
-    "by_extension",
-    "check_scope",
-    "check_target",
-    "detect",
-    "digest",
-    "encode_header",
-    "fail",
-    "inspect",
-    "json_file",
-    "json_value",
-    "limited",
-    "named",
-    "named_tensors",
-    "new_file",
-    "opaque_name",
-    "portable",
-    "put_file",
-    "read",
-    "read_table",
-    "sha256_of",
-    "stable",
-    "validate",
-    "walk",
-    "within",
-    "write",
-]
-
 PathLike = str | os.PathLike[str]
 
 

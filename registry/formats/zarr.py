@@ -402,8 +402,6 @@ def _restored(folder: _Folder, arrays: Mapping[str, ArrayNode], described: Any) 
         ) from error
 
 
-__all__ = ["detect", "inspect", "read", "validate", "write"]
-
 #: Chunks are fetched together up to this many bytes.
 _HELD_BYTES = 16 * 2**20
 

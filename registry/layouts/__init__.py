@@ -36,24 +36,6 @@ if TYPE_CHECKING:
 else:
     __getattr__ = at_first_use(__name__)
 
-
-__all__ = [
-    "CONFIGS",
-    "LAYOUTS",
-    "METADATA",
-    "OF_SYSTEMS",
-    "CheckoutReport",
-    "ImportedFile",
-    "check_folder",
-    "check_out_as",
-    "follow_run",
-    "import_from",
-    "import_spec",
-    "keep_checked_out",
-    "policy_of",
-    "watch_folder",
-]
-
 PathLike = str | os.PathLike[str]
 
 

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         abandon,
         in_batches,
         results,
+        together,
     )
     from holdfast.registry.store.verified_packs import VerifiedPacks, is_sound
     from holdfast.registry.store.workers import Outcome, WorkerAddress, Workers

@@ -215,3 +215,22 @@ def in_batches(
     waiting = iter(items)
     while batch := list(islice(waiting, at_once)):
         yield from results([pool.submit(work, item) for item in batch])
+
+
+def together(
+    items: Iterable[_T],
+    size_of: Callable[[_T], int],
+    most: int,
+    kind_of: Callable[[_T], object] = lambda _: None,
+) -> Iterator[list[_T]]:
+    """Yield neighbours of one kind in lists of at most this size; a larger item is alone."""
+    batch, held, kind = list[_T](), 0, None
+    for item in items:
+        size, of = size_of(item), kind_of(item)
+        if batch and (of != kind or held + size > most):
+            yield batch
+            batch, held = [], 0
+        batch.append(item)
+        held, kind = held + size, of
+    if batch:
+        yield batch

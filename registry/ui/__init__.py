@@ -49,17 +49,3 @@ else:
     from holdfast.registry.values.first_use import at_first_use
 
     __getattr__ = at_first_use(__name__)
-
-__all__ = [
-    "HOST",
-    "Editor",
-    "Listener",
-    "Report",
-    "Server",
-    "Source",
-    "is_same",
-    "loopback_hosts",
-    "newest_first",
-    "page_of",
-    "write_site",
-]

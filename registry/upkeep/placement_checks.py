@@ -7,7 +7,7 @@ reads the store as a load does, but without the cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field
@@ -28,7 +28,15 @@ from holdfast.registry.history import Epochs
 from holdfast.registry.history.actions import Place
 from holdfast.registry.objects import Manifest, ObjectKey, PackRef, Placement, content_bytes
 from holdfast.registry.objects.codecs import CODECS, RAW
-from holdfast.registry.store import Fetch, Store, decode_manifest, index_chunks, missing, read_lists
+from holdfast.registry.store import (
+    Fetch,
+    Store,
+    decode_manifest,
+    index_chunks,
+    missing,
+    read_lists,
+    together,
+)
 from holdfast.registry.upkeep.data_pass import Tables, check_rows, fault_of
 from holdfast.registry.upkeep.shelf import Shelf
 from holdfast.registry.values import Digest
@@ -62,7 +70,9 @@ class DecodePass:
         places = index_chunks(manifest, placement, lists)
         fetch = Fetch(self._store, placement, places)
         faults: dict[ObjectKey, str] = {}
-        for batch in self._batches(lengths, placement):
+        unproven = self._unproven(lengths, placement)
+        for some in together(unproven, lambda one: lengths[one[0]], _BATCH_BYTES):
+            batch = dict(some)
             views = {digest: memoryview(bytearray(lengths[digest])) for digest in batch}
             try:
                 fetch.read(views)
@@ -80,23 +90,14 @@ class DecodePass:
             self.bytes_read += fetch.moved_bytes
         return faults
 
-    def _batches(
-        self, lengths: dict[Digest, int], placement: Placement
-    ) -> Iterator[dict[Digest, tuple[ObjectKey, int]]]:
-        """Yield the chunks to decode in batches, each with its pack and offset."""
-        batch: dict[Digest, tuple[ObjectKey, int]] = {}
-        size = 0
-        for digest, row in zip(lengths, placement.rows, strict=False):
+    def _unproven(
+        self, digests: Iterable[Digest], placement: Placement
+    ) -> Iterator[tuple[Digest, tuple[ObjectKey, int]]]:
+        """Yield the chunks to decode, each with its pack and offset."""
+        for digest, row in zip(digests, placement.rows, strict=False):
             key = placement.packs[row.pack].key
-            if CODECS[row.codec] == RAW or row.offset in self._sound.get(key, ()):
-                continue
-            batch[digest] = key, row.offset
-            size += lengths[digest]
-            if size >= _BATCH_BYTES:
-                yield batch
-                batch, size = {}, 0
-        if batch:
-            yield batch
+            if CODECS[row.codec] != RAW and row.offset not in self._sound.get(key, ()):
+                yield digest, (key, row.offset)
 
     def _keep(self, key: ObjectKey, offset: int) -> None:
         with self._lock:

@@ -24,7 +24,7 @@ from holdfast.backends import Buffer
 from holdfast.backends.base import Unfinished
 from holdfast.registry.objects import grid
 from holdfast.registry.pytree import ArrayLeaf
-from holdfast.registry.store import BLOCK_BYTES, Lease
+from holdfast.registry.store import BLOCK_BYTES, Lease, together
 from holdfast.registry.values import Digest, collector_paused
 
 #: Dtype -> (bytes of a word, mask, pattern). A word is not finite if its bits under the mask are
@@ -253,17 +253,7 @@ def _room(nbytes: int) -> int:
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     """Cut a batch into jobs: large enough for a thread, and no larger than a block."""
-    batch: list[Piece] = []
-    size = 0
-    for piece in pieces:
-        room = _room(piece.stop - piece.start)
-        if batch and size + room > BLOCK_BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append(piece)
-        size += room
-    if batch:
-        yield batch
+    return together(pieces, lambda one: _room(one.stop - one.start), BLOCK_BYTES)
 
 
 def _await(group: Group, jobs: Sequence[Future[None]]) -> Group:

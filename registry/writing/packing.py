@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, repeat
 from math import inf
+from operator import itemgetter
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from holdfast.backends import Buffer
@@ -36,7 +37,7 @@ from holdfast.registry.objects import (
 )
 from holdfast.registry.objects.codecs import RAW
 from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState, NamedLeaf
-from holdfast.registry.store import Store, abandon, results
+from holdfast.registry.store import Store, abandon, results, together
 from holdfast.registry.values import DIGEST_BYTES, Digest, canonical, collector_paused
 from holdfast.registry.writing.encoding import (
     Encoded,
@@ -483,13 +484,5 @@ def cut_groups(pieces: Iterable[tuple[str, int, _T]]) -> Iterator[list[_T]]:
     The groups depend on the state alone, not on the chunks that are stored already. So equal
     components make equal packs in any run.
     """
-    group: list[_T] = []
-    name, size = "", 0
-    for of, length, piece in pieces:
-        if group and (of != name or size + length > PACK_BYTES):
-            yield group
-            group, size = [], 0
-        group.append(piece)
-        name, size = of, size + length
-    if group:
-        yield group
+    for group in together(pieces, itemgetter(1), PACK_BYTES, itemgetter(0)):
+        yield [piece for _, _, piece in group]

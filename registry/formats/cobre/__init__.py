@@ -16,5 +16,3 @@ differ from it.
 from __future__ import annotations
 
 from holdfast.registry.formats.cobre.policy import detect, inspect, read, validate, write
-
-__all__ = ["detect", "inspect", "read", "validate", "write"]

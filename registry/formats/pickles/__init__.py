@@ -15,5 +15,3 @@ from __future__ import annotations
 
 from holdfast.registry.formats.pickles.machine import Keys, Known, Names
 from holdfast.registry.formats.pickles.opcodes import read_pickle
-
-__all__ = ["Keys", "Known", "Names", "read_pickle"]

@@ -47,22 +47,6 @@ from holdfast.registry.formats.thalia.precision import POLICIES, PrecisionPolicy
 from holdfast.registry.formats.thalia.tensors import head_of, read_json, read_tensor, references
 from holdfast.registry.pytree import Trail
 
-__all__ = [
-    "POLICIES",
-    "BrainCheckpoint",
-    "BrainState",
-    "PrecisionPolicy",
-    "detect",
-    "inspect",
-    "load",
-    "migrate",
-    "read",
-    "save",
-    "save_delta",
-    "validate",
-    "write",
-]
-
 
 def detect(path: Path) -> bool:
     """Return whether a file begins as one of Thalia's files, once it is decompressed."""

@@ -42,16 +42,6 @@ from holdfast.registry.formats.torch.storages import Sharing, Storage, Tensors, 
 from holdfast.registry.pytree import TensorBytes, traversal
 from holdfast.registry.values import ITEM_SIZES, Budget
 
-__all__ = [
-    "LIGHTNING_NAMES",
-    "detect",
-    "inspect",
-    "names_of_parts",
-    "read",
-    "validate",
-    "without_versions",
-    "write",
-]
 FORMAT: Final = "torch"
 #: The most values in a file, if each shared list counts everywhere it is used.
 MAX_VALUES: Final = 20_000_000

@@ -19,7 +19,7 @@ from holdfast.registry.saving.collective.plan import PlanPart
 from holdfast.registry.saving.collective.shards import Ints, Layout, whole_bytes, whole_shape
 from holdfast.registry.saving.collective.state_end import ChunkTable
 from holdfast.registry.saving.collective.talk import join
-from holdfast.registry.store import Store
+from holdfast.registry.store import Store, together
 from holdfast.registry.values import DIGEST_BYTES, Digest, item_size
 from holdfast.registry.writing import Chunk, ObjectWriter, is_finite, is_watched, write_packs
 
@@ -100,21 +100,13 @@ class _Storing:
 
     def _batches(self, chunks: Iterator[tuple[int, Ints, memoryview]]) -> Iterator[list[Chunk]]:
         """Yield the new chunks in batches for one pack each; packs never mix components."""
-        batch: list[tuple[int, Ints, memoryview]] = []
-        size, name = 0, ""
-        for number, chunk, data in chunks:
-            component = self._leaves[int(chunk[0])].path.partition("/")[0]
-            if batch and (component != name or size + len(data) > PACK_BYTES):
-                yield self._new_chunks(batch)
-                batch, size = [], 0
-            batch.append((number, chunk, data))
-            size, name = size + len(data), component
-        if batch:
-            yield self._new_chunks(batch)
 
-    def _new_chunks(self, batch: Sequence[tuple[int, Ints, memoryview]]) -> list[Chunk]:
-        found = self._store.pools.hashing.map(self._hash, batch)
-        return [chunk for chunk in found if chunk is not None]
+        def component(owned: tuple[int, Ints, memoryview]) -> str:
+            return self._leaves[int(owned[1][0])].path.partition("/")[0]
+
+        for batch in together(chunks, lambda one: len(one[2]), PACK_BYTES, component):
+            found = self._store.pools.hashing.map(self._hash, batch)
+            yield [chunk for chunk in found if chunk is not None]
 
     def _hash(self, owned: tuple[int, Ints, memoryview]) -> Chunk | None:
         number, chunk, data = owned

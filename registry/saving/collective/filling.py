@@ -23,6 +23,7 @@ from holdfast.registry.saving.collective.patterns import WrongLayout
 from holdfast.registry.saving.collective.plan import PlanPart, make_plan
 from holdfast.registry.saving.collective.shards import Boxes, Ints, Structure
 from holdfast.registry.saving.collective.talk import Calls, Talk, join
+from holdfast.registry.store import together
 from holdfast.registry.values import Digest, item_size
 
 # Carry out a plan for loading: read chunks before their round, then send ranks their pieces.
@@ -118,17 +119,9 @@ class _Spreading:
 
     def _near(self) -> Iterator[Mapping[int, Any]]:
         """Yield the chunks that stay on this rank, with their memory."""
-        batch: dict[int, Any] = {}
-        size = 0
-        for number in np.setdiff1d(np.arange(len(self._part.chunks)), self._sent[:, 0]).tolist():
-            data = self._in_box(number)
-            if batch and size + len(data) > _BATCH_BYTES:
-                yield batch
-                batch, size = {}, 0
-            batch[number] = data
-            size += len(data)
-        if batch:
-            yield batch
+        numbers = np.setdiff1d(np.arange(len(self._part.chunks)), self._sent[:, 0]).tolist()
+        chunks = ((number, self._in_box(number)) for number in numbers)
+        return map(dict, together(chunks, lambda one: len(one[1]), _BATCH_BYTES))
 
     def _round(self, now: int, scratch: Any) -> _Round:
         """Return the chunks of a round with their memory."""

@@ -25,7 +25,7 @@ from holdfast.registry.objects import (
     codecs,
 )
 from holdfast.registry.objects.codecs import RAW, ZSTD, codec_number
-from holdfast.registry.store import Fetch, Store
+from holdfast.registry.store import Fetch, Store, together
 from holdfast.registry.values import Digest, item_size
 
 #: Raw bytes that are decoded together.
@@ -67,16 +67,7 @@ class RawChunks:
 
     def batches(self, digests: Iterable[Digest]) -> Iterator[list[Digest]]:
         """Yield chunks in batches of bounded size."""
-        batch: list[Digest] = []
-        size = 0
-        for digest in digests:
-            batch.append(digest)
-            size += self._lengths[digest]
-            if size >= _BATCH_BYTES:
-                yield batch
-                batch, size = [], 0
-        if batch:
-            yield batch
+        return together(digests, self._lengths.__getitem__, _BATCH_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -365,7 +365,7 @@ def test_what_is_encoded_together_is_bounded(reg, monkeypatch):
     names = [Digest.of(b"%d" % n) for n in range(10)]
     stored = {name: (pack, PackEntry(name, 40 * n, 40, 40)) for n, name in enumerate(names)}
     batches = list(repack_chunks.RawChunks(reg.handle.store, stored).batches(names))
-    assert [len(batch) for batch in batches] == [3, 3, 3, 1]
+    assert [len(batch) for batch in batches] == [2] * 5
     assert [name for batch in batches for name in batch] == names
 
 
