@@ -6,12 +6,15 @@ downwards: backends raise these errors, and all other code catches them.
 
 from __future__ import annotations
 
+import json
+from importlib import import_module
 from typing import ClassVar, NamedTuple
 
 from holdfast.backends.escape import printable, shortened
 
 #: Longer parts of a message are shortened to about this many characters.
 _MAX_PART = 2000
+_DISTRIBUTION = "holdfast-registry"
 
 
 class Hint(NamedTuple):
@@ -31,6 +34,27 @@ class Hint(NamedTuple):
         known = [Hint(part, part) if isinstance(part, str) else part for part in parts if part]
         said = " ".join(part.cli for part in known if part.cli)
         return cls(" ".join(part.python for part in known), said or None) if known else None
+
+
+def install_extra(extra: str) -> str:
+    """Return the hint to install an extra, from where Holdfast itself came."""
+    metadata = import_module("importlib.metadata")  # slow, and needed here alone
+    try:
+        found = json.loads(
+            metadata.distribution(_DISTRIBUTION).read_text("direct_url.json") or "{}"
+        )
+    except metadata.PackageNotFoundError:  # a checkout on the path
+        found = {}
+    # An installation that came from no index has the record of PEP 610.
+    url, vcs = found.get("url"), found.get("vcs_info")
+    if found.get("dir_info", {}).get("editable"):
+        wanted = f"-e '{url}[{extra}]'"
+    elif url:
+        place = f"{vcs['vcs']}+{url}@{vcs['commit_id']}" if vcs else url
+        wanted = f"'{_DISTRIBUTION}[{extra}] @ {place}'"
+    else:
+        wanted = f"'{_DISTRIBUTION}[{extra}]'"
+    return f"Install the extra: pip install {wanted}."
 
 
 class RegistryError(Exception):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.backends.base import Backend
-from holdfast.backends.errors import Hint, InvalidLocation, StoreUnsuitable
+from holdfast.backends.errors import Hint, InvalidLocation, StoreUnsuitable, install_extra
 from holdfast.backends.local.backend import LocalBackend
 from holdfast.backends.location import (
     SCHEMES,
@@ -175,7 +175,7 @@ def _open_s3(location: Location, options: dict[str, Any], transport: str | None)
         raise StoreUnsuitable(
             f"{missing.replace('botocore', 'boto3')} is not installed",
             where=location.url,
-            hint=f"Install the extra: pip install 'holdfast-registry[{_EXTRAS[missing]}]'.",
+            hint=install_extra(_EXTRAS[missing]),
         ) from error
     taken = take_options(options, location.url)
     return made(_placed(location, taken), settings=taken.settings)

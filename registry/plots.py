@@ -15,6 +15,7 @@ from datetime import datetime
 from itertools import cycle, pairwise
 from typing import Any, Literal, get_args
 
+from holdfast.backends.errors import install_extra
 from holdfast.backends.escape import quoted
 from holdfast.registry.curation.streams import LOG, Stream, each_step_once
 from holdfast.registry.errors import InvalidInput, NotFound
@@ -188,7 +189,7 @@ def _graph_objects() -> Any:
         raise InvalidInput(
             "this needs the package plotly",
             found=error,
-            hint="Install it with: pip install 'holdfast-registry[ui]'",
+            hint=install_extra("ui"),
         ) from error
     return graph_objects
 

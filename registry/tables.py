@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
+from holdfast.backends.errors import install_extra
 from holdfast.registry.errors import InvalidInput, RegistryError, StoreUnavailable
 from holdfast.registry.history import (
     Made,
@@ -79,7 +80,7 @@ def arrow() -> Any:
         raise InvalidInput(
             "this needs the package pyarrow",
             found=error,
-            hint="Install it with: pip install 'holdfast-registry[pyarrow]'",
+            hint=install_extra("pyarrow"),
         ) from error
     return pa
 

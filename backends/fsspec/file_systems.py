@@ -35,7 +35,12 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from holdfast.backends.base import Backend
-from holdfast.backends.errors import InvalidLocation, StoreUnavailable, StoreUnsuitable
+from holdfast.backends.errors import (
+    InvalidLocation,
+    StoreUnavailable,
+    StoreUnsuitable,
+    install_extra,
+)
 from holdfast.backends.fsspec.dialect import Dialect
 from holdfast.backends.fsspec.store import FsspecBackend
 from holdfast.backends.local.backend import LocalBackend
@@ -136,9 +141,7 @@ def _not_installed(scheme: str, url: str, error: ImportError) -> StoreUnsuitable
         "the driver of this store is not installed",
         where=redact(url),
         found=error,
-        hint=f"Install the extra: pip install 'holdfast-registry[{extra}]'."
-        if extra
-        else "Install the package that it needs.",
+        hint=install_extra(extra) if extra else "Install the package that it needs.",
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from holdfast.backends.errors import install_extra
 from holdfast.backends.wrappers import Watched
 from holdfast.registry.cli import output
 from holdfast.registry.cli.options import STORAGE_OPTION, option
@@ -116,7 +117,7 @@ def workers_at(address: str | None) -> Iterator[Executor | None]:
         raise InvalidInput(
             "Dask is not installed",
             where="--dask",
-            hint="Install the extra: pip install 'holdfast-registry[dask]'.",
+            hint=install_extra("dask"),
         ) from error
     hint = "`dask scheduler` prints the address to give here."
     try:

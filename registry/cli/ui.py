@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from holdfast.backends.errors import install_extra
 from holdfast.registry import hub as endpoint
 from holdfast.registry import ui as pages
 from holdfast.registry.cli import options, output
@@ -235,5 +236,5 @@ def _installed(extra: str = "ui") -> Iterator[None]:
         raise InvalidInput(
             "this needs a library that is not installed",
             where=error.name,
-            hint=f"Install the extra: pip install 'holdfast-registry[{extra}]'.",
+            hint=install_extra(extra),
         ) from error

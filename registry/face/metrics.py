@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
+from holdfast.backends.errors import install_extra
 from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.saving.journal import Journal, run_folders
 from holdfast.registry.values import HERE, METRICS, Figures
@@ -49,7 +50,7 @@ class Export:
             else:
                 self._listen(address[1] or address[2] or "127.0.0.1", int(address[3]))
         except ModuleNotFoundError as error:
-            hint = "Install the extra: pip install 'holdfast-registry[metrics]'."
+            hint = install_extra("metrics")
             raise InvalidInput("a library is missing", where=error.name, hint=hint) from error
         except (OSError, OverflowError) as error:
             raise InvalidInput(

@@ -30,6 +30,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, Final, NoReturn
 
+from holdfast.backends.errors import install_extra
 from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.formats.content import Content, portable
 from holdfast.registry.formats.source import check_room, read_exactly, stable, unique_keys
@@ -296,7 +297,7 @@ def _msgpack(where: object) -> ModuleType:
         raise IncompatibleState(
             "msgpack is not installed",
             where=where,
-            hint="Install it: pip install 'holdfast-registry[formats]'.",
+            hint=install_extra("formats"),
         ) from error
     module: ModuleType = msgpack
     return module

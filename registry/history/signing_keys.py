@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from holdfast.backends.errors import install_extra
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.values import Digest
 
@@ -39,7 +40,7 @@ except ModuleNotFoundError as error:
     raise InvalidInput(
         "signatures need a library that is not installed",
         found=error,
-        hint="Install the extra: pip install 'holdfast-registry[sign]'.",
+        hint=install_extra("sign"),
     ) from error
 
 Kind = Literal["Ed25519", "ECDSA"]

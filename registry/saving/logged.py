@@ -20,6 +20,7 @@ from threading import Lock, Timer
 from typing import Any, Protocol
 from weakref import WeakSet, ref
 
+from holdfast.backends.errors import install_extra
 from holdfast.backends.escape import quoted
 from holdfast.registry.curation.streams import (
     LOG,
@@ -169,10 +170,10 @@ class StepLog:
             if "system" not in self._told:
                 self._told.add("system")
                 _LOGGER.warning(
-                    "%s: no numbers of the machine: %r; `pip install 'holdfast-registry[system]'` "
-                    "installs psutil, which reads them",
+                    "%s: no numbers of the machine: %r; psutil reads them. %s",
                     self._where,
                     error,
+                    install_extra("system"),
                 )
             return {}
 

@@ -345,7 +345,7 @@ def test_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch, place: str, ex
         raise ImportError(f"install a driver for {name}")
 
     monkeypatch.setattr("fsspec.get_filesystem_class", missing)
-    with pytest.raises(StoreUnsuitable, match=rf"pip install 'holdfast-registry\[{extra}\]'"):
+    with pytest.raises(StoreUnsuitable, match=rf"pip install .*\[{extra}\]'"):
         open_backend(place, transport="s3fs" if extra == "s3" else None)
 
 

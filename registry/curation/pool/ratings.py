@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from holdfast.backends.errors import install_extra
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
 
@@ -88,7 +89,7 @@ def _play(ratings: Sequence[Rating], ranks: Sequence[float]) -> list[Rating]:
         raise InvalidInput(
             "openskill, which rates players, cannot be imported",
             found=error,
-            hint="Install the extra: pip install 'holdfast-registry[pool]'.",
+            hint=install_extra("pool"),
         ) from error
     model = PlackettLuce(mu=_MU, sigma=_SIGMA, beta=_BETA, kappa=_KAPPA, tau=_TAU)
     teams = [[model.rating(mu=rating.mu, sigma=rating.sigma)] for rating in ratings]

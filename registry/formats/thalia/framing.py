@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, Final, Literal, NoReturn
 
 import zstandard
 
+from holdfast.backends.errors import install_extra
 from holdfast.registry.errors import (
     IncompatibleState,
     InvalidInput,
@@ -314,9 +315,7 @@ def lz4_frame() -> Any:
     try:
         import lz4.frame
     except ModuleNotFoundError as error:
-        raise IncompatibleState(
-            "lz4 is not installed", hint="Install it: pip install 'holdfast-registry[formats]'."
-        ) from error
+        raise IncompatibleState("lz4 is not installed", hint=install_extra("formats")) from error
     return lz4.frame
 
 

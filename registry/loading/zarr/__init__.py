@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from holdfast.backends.errors import install_extra
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.objects import TensorEntry
 from holdfast.registry.store import Source
@@ -75,5 +76,5 @@ def _not_installed(error: ImportError) -> InvalidInput:
     return InvalidInput(
         "zarr cannot be imported",
         found=error,
-        hint="Install the extra: pip install 'holdfast-registry[zarr]'.",
+        hint=install_extra("zarr"),
     )

@@ -412,4 +412,4 @@ def test_numbers_of_the_machine_come_along_and_are_missed_once_without_psutil(
     assert 0 < first["system/memory_percent"] <= 100
     assert 2**20 < first["system/process_memory_bytes"] < 2**40
     assert without == [{"step": 3, "loss": 3.0}, {"step": 4, "loss": 4.0}]
-    assert [record.message.count("holdfast-registry[system]") for record in caplog.records] == [1]
+    assert [record.message.count("[system]") for record in caplog.records] == [1]
