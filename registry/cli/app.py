@@ -100,9 +100,7 @@ _GROUPS = {
     ),
     "gate": (
         "Checkpoints of a run that are never evicted.",
-        {
-            "set": "pins.set_gate: Make a checkpoint a gate, which is never evicted.",
-        },
+        {"set": "pins.set_gate: Make a checkpoint a gate, which is never evicted."},
     ),
     "release": (
         "Published versions of a run, with a model card.",

@@ -14,9 +14,7 @@ from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
 from holdfast.registry.face import Registry, Run, init
-from holdfast.registry.layouts import (
-    OF_SYSTEMS as OF_SYSTEMS,
-)
+from holdfast.registry.layouts import OF_SYSTEMS as OF_SYSTEMS
 from holdfast.registry.layouts import (
     CheckoutReport,
     ImportedFile,

@@ -21,13 +21,7 @@ from holdfast.registry.cli.opening import reads
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.errors import IntegrityError, NotFound, UnsupportedFormat
 from holdfast.registry.face import Registry
-from holdfast.registry.history import (
-    RunLog,
-    decode_or_keep,
-    in_words,
-    refs_of,
-    step_ref,
-)
+from holdfast.registry.history import RunLog, decode_or_keep, in_words, refs_of, step_ref
 from holdfast.registry.history.actions import Action, Commit, line_digest
 from holdfast.registry.store import in_batches
 from holdfast.registry.values import Record
@@ -66,11 +60,7 @@ def log(
     opened: Registry,
     *,
     run: str | None = argument(
-        "RUN",
-        "Name of a run.",
-        envvar="HOLDFAST_RUN",
-        autocompletion=completing.RUNS,
-        default=None,
+        "RUN", "Name of a run.", envvar="HOLDFAST_RUN", autocompletion=completing.RUNS, default=None
     ),
     limit: int | None = option("-n", "COUNT", "At most this many commits.", min=1),
     graph: bool = flag("--graph", "Below a fork, continue with the run that it came from."),

@@ -6,12 +6,7 @@ from collections.abc import Sequence
 
 import typer
 
-from holdfast.registry.cli import (
-    completing,
-    describe,
-    options,
-    output,
-)
+from holdfast.registry.cli import completing, describe, options, output
 from holdfast.registry.cli.command import Answer, command
 from holdfast.registry.cli.opening import moves, writes
 from holdfast.registry.cli.options import argument, option

@@ -138,11 +138,7 @@ def _verdicts(run: str, verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
 
 
 def _text(
-    plans: Mapping[str, RetentionPlan],
-    first: Sequence[Column],
-    *,
-    dry_run: bool,
-    freed: int | None,
+    plans: Mapping[str, RetentionPlan], first: Sequence[Column], *, dry_run: bool, freed: int | None
 ) -> Iterator[Part]:
     rows = [row for run, plan in plans.items() for row in _rows(run, plan)]
     if rows:

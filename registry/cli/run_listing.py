@@ -292,11 +292,7 @@ def lineage_json(run: Run, forks: list[str] | None) -> dict[str, Any]:
         ],
         "parent": None
         if parent is None
-        else {
-            **picked(parent, "run commit"),
-            "ref": parent_ref(parent),
-            "id": parent.checkpoint,
-        },
+        else {**picked(parent, "run commit"), "ref": parent_ref(parent), "id": parent.checkpoint},
         "merged_from": [] if latest is None else merged_from(decode_or_keep(latest.meta)),
         "forks": forks,
         "dropped": manifest.dropped,

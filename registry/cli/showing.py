@@ -17,13 +17,7 @@ from holdfast.registry.cli.presets import kept, tiers_text
 from holdfast.registry.cli.run_listing import heard_of, run_json
 from holdfast.registry.curation import STATUS_REASONS, progress_of, run_remarks
 from holdfast.registry.face import Registry, Run
-from holdfast.registry.history import (
-    RunLog,
-    first_line,
-    forks_of,
-    in_words,
-    refs_of,
-)
+from holdfast.registry.history import RunLog, first_line, forks_of, in_words, refs_of
 from holdfast.registry.layouts import follow_run
 from holdfast.registry.loading.following import Patience
 from holdfast.registry.saving.loop import LastHeard

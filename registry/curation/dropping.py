@@ -12,25 +12,11 @@ from functools import partial
 
 from holdfast.registry.errors import Conflict, Hint, MissingObject, NotFound, StorageError
 from holdfast.registry.history import RunLog, end_all_holds, how_to_undrop, store_time_ms
-from holdfast.registry.history.actions import (
-    Action,
-    Free,
-    HideRun,
-    Line,
-    Place,
-    UndropRun,
-)
+from holdfast.registry.history.actions import Action, Free, HideRun, Line, Place, UndropRun
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.store import Store, ask_time
 from holdfast.registry.values import Digest
-from holdfast.registry.writing import (
-    Committer,
-    Composed,
-    NewCommit,
-    Stale,
-    Written,
-    after_commit,
-)
+from holdfast.registry.writing import Committer, Composed, NewCommit, Stale, Written, after_commit
 
 
 def drop(committer: Committer, reason: str, *, now: bool) -> None:

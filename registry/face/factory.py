@@ -167,12 +167,7 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
     return _followed(
         registry,
         partial(
-            open,
-            read_only=read_only,
-            cache=cache,
-            remember=remember,
-            journal=journal,
-            sign=sign,
+            open, read_only=read_only, cache=cache, remember=remember, journal=journal, sign=sign
         ),
     )
 

@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.registry.errors import InvalidInput, NotFound
 from holdfast.registry.face.resuming import Resuming
-from holdfast.registry.history import (
-    RunOptions,
-    check_phase,
-    decode_plain,
-    differing,
-    phase_value,
-)
+from holdfast.registry.history import RunOptions, check_phase, decode_plain, differing, phase_value
 from holdfast.registry.history.actions import Action, RaiseVersion
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading import Checkpoint, Stored

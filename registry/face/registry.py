@@ -199,12 +199,7 @@ class Registry:
             IntegrityError: Its log is damaged.
             RankFailed: With a group: rank 0 is dead or late.
         """
-        from holdfast.registry.history import (
-            RunOptions,
-            check_not_dropped,
-            check_same,
-            creation,
-        )
+        from holdfast.registry.history import RunOptions, check_not_dropped, check_same, creation
 
         name = os.environ.get("HOLDFAST_RUN") if run_id is None else run_id
         if name is None:

@@ -53,15 +53,7 @@ from holdfast.registry.history.actions import (
 )
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.objects import PackRef, unwrap_frame, wrap_frame
-from holdfast.registry.store import (
-    Address,
-    Claims,
-    Progress,
-    Store,
-    Workers,
-    open_store,
-    results,
-)
+from holdfast.registry.store import Address, Claims, Progress, Store, Workers, open_store, results
 from holdfast.registry.store.heads import MAX_FILE_BYTES
 from holdfast.registry.upkeep import RepairReport
 from holdfast.registry.upkeep import repair as mend

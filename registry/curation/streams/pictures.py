@@ -23,9 +23,7 @@ _SOF = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _COLOURS = {1: 0, 2: 4, 3: 2, 4: 6}
 
 
-def split_samples(
-    values: Mapping[str, object],
-) -> tuple[dict[str, object], dict[str, str | bytes]]:
+def split_samples(values: Mapping[str, object]) -> tuple[dict[str, object], dict[str, str | bytes]]:
     """Return the numbers of logged values, and the samples: of a list each by its place."""
     numbers: dict[str, object] = {}
     samples: dict[str, str | bytes] = {}

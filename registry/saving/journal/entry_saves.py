@@ -174,13 +174,7 @@ def require_line(run_id: str, followed: Note | None) -> None:
 class EntryToken(WriterToken):
     """A writer token for an entry: its takeover gives the right, `LogScan` checks it (J2, J3)."""
 
-    def __init__(
-        self,
-        run_id: str,
-        *,
-        begins: bool = False,
-        entry: Entry | None = None,
-    ) -> None:
+    def __init__(self, run_id: str, *, begins: bool = False, entry: Entry | None = None) -> None:
         super().__init__(run_id)
         self._taken = True
         self._begins = begins
