@@ -3,8 +3,9 @@
 - `factory`: `init` and `open`. `registry`: `Registry`; `registry_handle`: its inner value. `refs`:
   from `RUN/latest` or a part of an id to a stored state. `attesting`:
   which checkpoint's bytes a file has. `syncing`: copies the missing history of
-  runs from one registry to another, fast-forward only, and repairs one from a mirror. `caring`: the
-  work of a night, step by step. `metrics`: figures of this process for Prometheus.
+  runs from one registry to another, fast-forward only, and repairs one from a mirror; `compared`:
+  which runs were equal then. `caring`: the work of a night, step by step. `metrics`: figures of
+  this process for Prometheus.
 - `run`: `Run`, the handle that trains; `resuming`: how its training comes back, and how a `with`
   block ends. Its facets: `phases`, `exchange`, `follow`, `history`; `pins`, `releases`, `pool`,
   `streams` and `retention` are those of `curation`.

@@ -143,11 +143,9 @@ class Resuming:
         return at
 
 
-def leave_block(
-    handle: RunHandle, kind: type[BaseException] | None, error: BaseException | None
-) -> None:
+def leave_block(handle: RunHandle, error: BaseException | None) -> None:
     """Finish the running save at the end of a `with run:` block, and set the run's status."""
-    if kind is None:
+    if error is None:
         try:
             handle.saver.pipeline.settle()
         except BaseException as failed:
@@ -160,7 +158,7 @@ def leave_block(
         handle.saver.pipeline.settle()
     except RegistryError as said:
         _LOGGER.error("%s: the running save failed: %s", handle.log.run_id, said)
-    is_failure = issubclass(kind, Exception)
+    is_failure = isinstance(error, Exception)
     left: RunStatus = "failed" if is_failure else "interrupted"
     try:
         handle.saver.leave(left, error if is_failure else None)

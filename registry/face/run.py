@@ -9,7 +9,6 @@ no collection, merging or pool.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack, get_args
 
 from holdfast.backends.escape import quoted
@@ -484,10 +483,5 @@ class Run:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        leave_block(self._handle, kind, error)
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        leave_block(self._handle, error)

@@ -9,7 +9,6 @@ Specified in docs/spec.md, section 15.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from holdfast.registry.errors import (
     Archived,
@@ -28,20 +27,12 @@ from holdfast.registry.errors import (
     Malformed,
     MissingObject,
     NotFound,
-    RegistryError,
     UnsupportedFormat,
 )
+from holdfast.registry.face.compared import Compared, Equal
 from holdfast.registry.face.factory import open  # noqa: A004
 from holdfast.registry.face.registry import Registry
-from holdfast.registry.history import (
-    Epochs,
-    LogEnd,
-    RunLog,
-    Seals,
-    Signature,
-    list_runs,
-    signatures_of,
-)
+from holdfast.registry.history import Epochs, RunLog, Signature, signatures_of
 from holdfast.registry.history.actions import (
     AddCheckpoint,
     Commit,
@@ -52,12 +43,11 @@ from holdfast.registry.history.actions import (
     line_digest,
 )
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.objects import PackRef, unwrap_frame, wrap_frame
+from holdfast.registry.objects import PackRef
 from holdfast.registry.store import Address, Claims, Progress, Store, Workers, open_store, results
-from holdfast.registry.store.heads import MAX_FILE_BYTES
 from holdfast.registry.upkeep import RepairReport
 from holdfast.registry.upkeep import repair as mend
-from holdfast.registry.values import Digest, DigestField, Field, InvalidRecord, Record, near
+from holdfast.registry.values import Digest, near
 from holdfast.registry.writing import Change, ChosenKeys, Committer, Stale, StateWriter, adopt
 
 _LOGGER = logging.getLogger("holdfast")
@@ -144,7 +134,7 @@ def sync(
         for name in chosen:
             if name not in known and name not in gone:
                 raise NotFound("no such run", where=f"{source.url}: {name}", hint=near(name, known))
-        compared = _Compared(*stores)
+        compared = Compared(*stores)
         equal = compared.still_equal(chosen)
         sent, claims = _Counter(progress), Claims()
 
@@ -158,7 +148,7 @@ def sync(
                     return error
                 del compared.before[name]
                 return copied(name)  # compared whole: that says what is wrong
-            compared.note(*run.compared())
+            compared.note(run.theirs, run.log)
             return done
 
         rest = [name for name in chosen if name not in equal]
@@ -275,96 +265,6 @@ class _Counter:
                 self._progress(self.total)
 
 
-class _Header(Record):
-    """The first line of the file: the two registries."""
-
-    format: Literal["holdfast.compared/1"] = "holdfast.compared/1"
-    source: str
-    destination: str
-
-
-class _Equal(Record):
-    """A run of which the destination had all commits, and how its two logs ended then."""
-
-    source: LogEnd
-    destination: LogEnd
-    commits: Annotated[int, Field(ge=1)]  # of the source
-    head: DigestField  # digest of the last one
-
-
-class _Compared:
-    """The runs that an earlier sync of two registries has compared; a cache of this machine."""
-
-    def __init__(self, source: Store, destination: Store) -> None:
-        self._stores = source, destination
-        self._header = _Header(source=source.config.id, destination=destination.config.id)
-        self._equal = self._read()
-        self._seals: list[Seals] = []
-        #: What is known of the runs that may have changed since.
-        self.before: dict[str, _Equal] = {}
-
-    def still_equal(self, names: Sequence[str]) -> set[str]:
-        """Return the runs that nobody has committed to since, on both sides.
-
-        A few listings tell it of the sealed runs; the logs of others are asked one by one.
-        """
-        asked = [self._equal.pop(one) for one in names if one in self._equal]
-        if any(one.destination.sealed is not None for one in asked):
-            there = set(list_runs(self._stores[1]))  # its log may not be asked
-            asked = [one for one in asked if one.destination.run in there]
-        sides = [one.source for one in asked], [one.destination for one in asked]
-        for store, ends in zip(self._stores, sides, strict=True):
-            self._seals.append(Seals(store, ends, len(names)))
-        still = (seals.still(ends) for seals, ends in zip(self._seals, sides, strict=True))
-        for one, source, destination in zip(asked, *still, strict=True):
-            if source is None or destination is None:
-                self.before[one.source.run] = one
-            else:
-                self._equal[source.run] = one.changed(source=source, destination=destination)
-        return self._equal.keys() & set(names)
-
-    def note(self, source: RunLog, destination: RunLog) -> None:
-        """Note a run that was copied, with its logs as they were read or put."""
-        ends = [
-            log.end(seals.newest)
-            for log, seals in zip((source, destination), self._seals, strict=True)
-        ]
-        if None not in ends:
-            self._equal[source.run_id] = _Equal.unchecked(
-                source=ends[0],
-                destination=ends[1],
-                commits=source.run.commits,
-                head=source.run.head,
-            )
-
-    def commits_of(self, name: str) -> int:
-        """Return how many commits both have of a run that is equal; 0 of any other run."""
-        return self._equal[name].commits if name in self._equal else 0
-
-    def keep(self, known: Iterable[str]) -> None:
-        """Keep what is known of these runs for the next sync."""
-        heads, known = self._stores[1].heads, set(known)
-        lines = [self._header, *(one for name, one in self._equal.items() if name in known)]
-        data = wrap_frame("\n".join(json.dumps(line.to_json()) for line in lines).encode())
-        if heads is not None and len(data) <= MAX_FILE_BYTES:
-            heads.keep(".synced", data)
-
-    def _read(self) -> dict[str, _Equal]:
-        heads = self._stores[1].heads
-        data = None if heads is None else heads.kept(".synced")
-        if data is None:
-            return {}
-        try:
-            first, *lines = unwrap_frame(data, where=".synced").split(b"\n")
-            if _Header.of(json.loads(first)) != self._header:
-                return {}
-            found = [_Equal.of(json.loads(line)) for line in lines]
-            return {one.source.run: one for one in found if one.source.run == one.destination.run}
-        except (RegistryError, InvalidRecord, ValueError, RecursionError) as error:
-            _LOGGER.debug("what an earlier sync compared is not used: %s", error)
-            return {}
-
-
 class _RunCopy(Change):
     """The sync of one run."""
 
@@ -378,18 +278,13 @@ class _RunCopy(Change):
         run_id: str,
         sent: _Counter,
         claims: Claims,
-        since: _Equal | None,
+        since: Equal | None,
     ) -> None:
-        self._source = source
-        self._destination = destination
-        self._workers = workers
-        self._run_id = run_id
-        self._sent = sent
-        self._claims = claims
-        self._since = since
-        self._theirs = RunLog(source, run_id)
-        self._log = RunLog(destination, run_id)
-        self.writer = StateWriter(destination, self._log)
+        self._source, self._destination, self._run_id = source, destination, run_id
+        self._workers, self._sent, self._claims, self._since = workers, sent, claims, since
+        self.theirs = RunLog(source, run_id)
+        self.log = RunLog(destination, run_id)
+        self.writer = StateWriter(destination, self.log)
         self._history: list[tuple[bytes, Commit]] = []  # the commits of the source since
         self._run = RunManifest(run_id=run_id)
         self._places: list[Place] = []
@@ -400,26 +295,22 @@ class _RunCopy(Change):
         self._read_source()
         if not self._run.commits:
             return self._done  # a folder among the runs that holds no log
-        self._log.open()
+        self.log.open()
         # Also refuses a diverged run before anything is written.
-        lacking = len(self._missing(self._log.run))
+        lacking = len(self._missing(self.log.run))
         # W1: the run exists before its writer observes the epoch. Commit 0 references nothing.
-        if not self._log.run.commits:
+        if not self.log.run.commits:
             Epochs.of(self._destination).observe()  # nobody begins a run in a frozen registry
-            self._log.append(lambda run: None if run.commits else self._missing(run)[:1])
+            self.log.append(lambda run: None if run.commits else self._missing(run)[:1])
         commit(self)
         return replace(self._done, commits=lacking)
-
-    def compared(self) -> tuple[RunLog, RunLog]:
-        """Return the logs of source and destination that were compared."""
-        return self._theirs, self._log
 
     def check(self, run: RunManifest) -> None:
         """Allow every run: `lines` refuses one that diverged."""
 
     def write(self) -> ChosenKeys:
         """Copy the states that the missing commits name, except packs that are there."""
-        writer, here, there = self.writer.objects, self._log.run, self._run
+        writer, here, there = self.writer.objects, self.log.run, self._run
         writer.observe()  # before any key is chosen
         commits = self._missing(here)
         self._present = frozenset(here.by_manifest.keys() & here.held & there.held)
@@ -441,19 +332,11 @@ class _RunCopy(Change):
         self._done = replace(self._done, checkpoints=added)
         self._places, choice = [], ChosenKeys()
         if commits:
-            wanted = [
-                place
-                for place in there.places
-                if place.manifest in there.held and place.manifest not in stays
-            ]
+            copied = there.held - stays
+            wanted = [place for place in there.places if place.manifest in copied]
+            stores, count = (self._source, self._destination), self._count
             self._places, choice = adopt(
-                self._source,
-                self._destination,
-                writer,
-                wanted,
-                self._count,
-                self._workers,
-                claims=self._claims,
+                *stores, writer, wanted, count, self._workers, claims=self._claims
             )
             for digest in sorted(less):
                 thinned = self.writer.thin(digest, there.thinned[digest])
@@ -484,7 +367,7 @@ class _RunCopy(Change):
 
     def _read_source(self) -> None:
         since = self._since
-        log = self._theirs = RunLog(self._source, self._run_id)
+        log = self.theirs = RunLog(self._source, self._run_id)
         if since is None:
             slots = list(log.slots())
         else:
@@ -507,7 +390,7 @@ class _RunCopy(Change):
         # If the source lost a copied commit, its next commit would differ from the copy.
         log.make_durable()
 
-    def _continues(self, run: RunManifest, since: _Equal) -> bool:
+    def _continues(self, run: RunManifest, since: Equal) -> bool:
         """Return whether the commits since a comparison lead from it to the run that was opened."""
         heads = [since.head, *(line_digest(raw) for raw, _ in self._history)]
         chained = [commit.prev for _, commit in self._history] == heads[:-1]
@@ -527,7 +410,7 @@ class _RunCopy(Change):
         return lines[shared - before :]
 
     def _destination_history(self) -> list[bytes]:
-        return [raw for slot in self._log.slots() for raw, _ in slot.commits]
+        return [raw for slot in self.log.slots() for raw, _ in slot.commits]
 
     def _diverged(self) -> Diverged | Malformed:
         if self._since is not None:
@@ -543,13 +426,10 @@ class _RunCopy(Change):
         )
 
     def _count(self, ref: PackRef, sent: bool) -> None:
-        done = self._done
+        done, size = self._done, ref.size_bytes
         if not sent:
             self._done = replace(done, packs_present=done.packs_present + 1)
             return
-        self._done = replace(
-            done,
-            packs_copied=done.packs_copied + 1,
-            bytes_copied=done.bytes_copied + ref.size_bytes,
-        )
-        self._sent.add(ref.size_bytes)
+        copied, nbytes = done.packs_copied + 1, done.bytes_copied + size
+        self._done = replace(done, packs_copied=copied, bytes_copied=nbytes)
+        self._sent.add(size)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from holdfast.registry.curation.streams import check_entries
@@ -137,22 +136,17 @@ class Checkpointer:
         self._is_open = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            if kind is None and not self.stopped:
-                self._end()
-            elif kind is not None:
+            if error is not None:
                 self._break_off()
+            elif not self.stopped:
+                self._end()
         finally:
             self._is_open = False
             self._signals.remove()
             self._deadline.close()
-            if kind is None and not self.stopped:
+            if error is None and not self.stopped:
                 self._signals.pass_on()
             getattr(self._ranks, "close", _nothing)()
             _LOGGER.info(
