@@ -5,8 +5,8 @@ A save is a row of values, none of which changes: `SaveRequest`, `FlatSave`, `Pl
 
 - `save_request`: the first three of them. `save_commit`: the fourth, and `SaveCommit`, which
   answers the committer: whether the run allows the save, which objects and lines it has.
-- `saver`: `Saver`, what the three savers offer; `LocalSaver`; `RunHandle`, an open run as other
-  rooms take it.
+- `saver`: `LocalSaver`, the plainest of three savers; `RunHandle`, an open run as other rooms take
+  it.
 - `pipeline`: the steps of every save. `ownership`: the hold of a handle on its run.
 - `pending`: saves in the background, and the end of the program. `logged`: numbers of steps
   between checkpoints.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 from holdfast.backends.escape import printable
 from holdfast.registry.errors import IncompatibleState
@@ -152,7 +152,7 @@ def _suspicious(components: Components, equal: Mapping[str, int]) -> list[str]:
     if not equal:
         return []
     optimizers = [one for part in components.values() for one in _optimizers(part)]
-    counting = {name for name, part in components.items() if _counts(part)}
+    counting = {name for name, part in components.items() if _has_counters(part)}
     weights = _weights(components, optimizers)
     found = [name for name in equal if name in counting]
     if weights <= equal.keys() and any(_is_learning(group) for group in _groups(optimizers)):
@@ -164,24 +164,23 @@ def _suspicious(components: Components, equal: Mapping[str, int]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _counts(part: Component) -> bool:
+def _has_counters(part: Component) -> bool:
     """Return whether a component has an optimizer's counters of steps."""
-    return any("step" in kept for kept in _kept(_optimizers(part)))
+    kept = (_pairs(one["state"]).values() for one in _optimizers(part))
+    return any("step" in _pairs(of) for of in chain.from_iterable(kept))
 
 
 def _weights(components: Components, optimizers: Sequence[Mapping[str, Json]]) -> set[str]:
     """Return the components that have a floating tensor for each parameter of the optimizers."""
     params = [group.get("params") for group in _groups(optimizers)]
-    count = sum(len(one) for one in params if isinstance(one, list))
+    least = max(sum(len(one) for one in params if isinstance(one, list)), 1)
     return {
         name
         for name, part in components.items()
-        if optimizers and _floating(part) >= max(count, 1) and not list(_optimizers(part))
+        if optimizers
+        and sum(tensor.dtype in FLOATING for tensor in part.tensors) >= least
+        and not any(_optimizers(part))
     }
-
-
-def _floating(part: Component) -> int:
-    return sum(tensor.dtype in FLOATING for tensor in part.tensors)
 
 
 def _is_learning(group: Mapping[str, Json]) -> bool:
@@ -217,12 +216,6 @@ def _optimizers(part: Component) -> Iterator[dict[str, Json]]:
         lists = [node for node in level if isinstance(node, list)]
         level = [child for one in dicts for child in one.values()]
         level += [child for one in lists for child in one if isinstance(child, list | dict)]
-
-
-def _kept(optimizers: Iterable[dict[str, Json]]) -> Iterator[dict[str, Json]]:
-    """Yield what optimizers keep for each parameter."""
-    for optimizer in optimizers:
-        yield from (_pairs(kept) for kept in _pairs(optimizer["state"]).values())
 
 
 def _groups(optimizers: Iterable[Mapping[str, Json]]) -> list[dict[str, Json]]:

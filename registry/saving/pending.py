@@ -62,12 +62,6 @@ class PendingSave:
         name: Run and step, for messages.
         waited_s: Seconds for which the call waited for an earlier save.
         exit_wait_s: Seconds that the end of the program waits for this save.
-
-    Args:
-        future: The save.
-        name: Run and step.
-        exit_wait_s: Seconds that the end of the program waits for it.
-        waited_s: Seconds for which the call waited for an earlier save.
     """
 
     def __init__(
@@ -243,7 +237,8 @@ def _report_failures() -> None:
         if error is not None:
             pending.mark_reported()
             _LOGGER.error("%s: the save failed: %s: %s", pending.name, type(error).__name__, error)
-            _fail_at_the_end()
+            if sys.stderr is not None and not isinstance(sys.stderr, _FailsAtTheEnd):
+                sys.stderr = _FailsAtTheEnd(sys.stderr)
 
 
 class _FailsAtTheEnd:
@@ -262,11 +257,6 @@ class _FailsAtTheEnd:
         self._stream.flush()
         if sys.is_finalizing():
             raise OSError("a save was lost")
-
-
-def _fail_at_the_end() -> None:
-    if sys.stderr is not None and not isinstance(sys.stderr, _FailsAtTheEnd):
-        sys.stderr = _FailsAtTheEnd(sys.stderr)
 
 
 def end_at_once(status: int) -> NoReturn:
@@ -300,7 +290,7 @@ class Backlog:
 
 
 def check_busy(busy: object) -> None:
-    """Refuse a value that is not a policy."""
+    """Refuse a value that is not a `Busy`."""
     if busy not in get_args(Busy):
         raise InvalidInput(
             "not a policy for a save during another save",
@@ -343,9 +333,8 @@ class Background(Generic[Save]):
         """Forget everything, in a forked process: thread and saves belong to the parent."""
         self._threads: Threads | None = None
         self._stagings: tuple[dict[str, Staging], dict[str, Staging]] = ({}, {})
-        self._jobs: list[
-            _Job[Save]
-        ] = []  # running, or failed with an error that was not raised yet
+        #: Running, or failed with an error that was not raised yet.
+        self._jobs: list[_Job[Save]] = []
         self._running: _Job[Save] | None = None
         self._waiting: _Job[Save] | None = None
         self._lock = Lock()

@@ -78,10 +78,8 @@ class Pipeline(Generic[Save]):
             )
         limit_s = exit_wait_s()
         name = f"{self._ownership.log.run_id}: step {request.step}"
-        with (
-            self._timing(),
-            self._handing_over,
-        ):  # or another thread would overwrite the copy that is being saved
+        # Otherwise another thread would overwrite the copy that is being saved.
+        with self._timing(), self._handing_over:
             self.reset_after_fork()
             began = time.monotonic()
             with self._guard(request.step):

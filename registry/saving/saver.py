@@ -1,7 +1,7 @@
-"""The savers of a run: what they have in common, and the one that saves straight into the registry.
+"""The saver that saves straight into the registry, and `RunHandle`, which has a saver.
 
-A saver is made for a handle of a run: `LocalSaver`; `JournaledSaver` for a handle with a journal;
-`CollectiveSaver` for one whose ranks save together. All use a `Pipeline` and an `Ownership`.
+`JournaledSaver` is for a handle with a journal, `CollectiveSaver` for ranks that save together.
+All three have the same methods, a `Pipeline` and an `Ownership`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from holdfast.registry.history import RunLog
 from holdfast.registry.history.actions import RunStatus
@@ -25,26 +25,6 @@ from holdfast.registry.writing import Committer, NewCommit
 if TYPE_CHECKING:
     from holdfast.registry.saving.collective import CollectiveSaver
     from holdfast.registry.saving.journal import JournaledLine, JournaledSaver
-
-
-class Saver(Protocol):
-    """The saving side of a run's handle. It owns the run from its first save on."""
-
-    @property
-    def pipeline(self) -> Pipeline[Any]:
-        """Saves states, in the foreground or in the background."""
-
-    def commit(self, change: NewCommit) -> RunManifest:
-        """Commit a change that only the owner of a run may make; it takes the run over."""
-
-    def set_status(self, status: RunStatus) -> None:
-        """Set the run's status; any handle may."""
-
-    def leave(self, status: RunStatus, error: BaseException | None = None) -> None:
-        """Set the status, unless another trainer owns the run; after a signal `interrupted`."""
-
-    def close(self) -> None:
-        """Finish the running saves, and stop their threads."""
 
 
 class LocalSaver:
@@ -91,7 +71,7 @@ class RunHandle:
     log: RunLog
     committer: Committer
     ownership: Ownership  # this handle's hold on the run
-    saver: Saver
+    saver: LocalSaver | JournaledSaver | CollectiveSaver
     #: The run as training sees it: the ownership, or with a journal the run that is expected.
     training: Ownership | JournaledLine
     journal: JournaledSaver | None = None  # the saver, if it has a journal

@@ -115,7 +115,8 @@ class Staged:
                 assert self.failure is not None
                 with handle.telling_ranks():
                     raise self.failure
-            return handle.saver.pipeline.save_staged(self.save)
+            # The saver that has staged it.
+            return handle.saver.pipeline.save_staged(self.save)  # type: ignore[arg-type]
         finally:
             if self.memory is not None:
                 self.memory.free()

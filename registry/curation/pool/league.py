@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -140,25 +139,25 @@ class OpponentPool:
         self._committer = committer
         self._store = committer.store
         self._log = committer.log
-        self._models: ModelCache[_Loaded] = ModelCache(pool_rules(self._log.run).cache)
+        #: Each with its device, and whether it was built.
+        self._models = ModelCache[tuple[tuple[str, bool], Any]](pool_rules(self._log.run).cache)
 
     def __repr__(self) -> str:
         run = self._log.run
-        return f"<OpponentPool {run.run_id}: {len(self._playing())} of {len(run.pool)} play>"
+        return f"<OpponentPool {run.run_id}: {len(run.roster())} of {len(run.pool)} play>"
 
     def _repr_html_(self) -> str:
         return markup.safely("Opponent pool", self._html)
 
     def _html(self) -> str:
-        known = sorted(self._playing(), key=lambda one: -one.mu)
+        run = self._log.run
+        known = sorted(run.roster(), key=lambda one: -one.mu)
         rows = [(f"v{one.version:04d}", one.mu, one.sigma, one.games, one.wins) for one in known]
         heads = ("version", "mu", "sigma", "games", "wins")
         table = markup.Rows(heads, rows, len(rows), "entries, the best first")
-        gone = len(self._log.run.pool) - len(known)
-        return markup.describe("Opponent pool", self._log.run.run_id, {"left": gone}, table)
-
-    def _playing(self) -> list[PoolRecord]:
-        return [one for one in self._log.run.pool if one.evicted is None]
+        return markup.describe(
+            "Opponent pool", run.run_id, {"left": len(run.pool) - len(known)}, table
+        )
 
     # Promotion
 
@@ -420,21 +419,13 @@ class OpponentPool:
         number = check_version(version)
         wanted = (str(map_location), build is not None)
 
-        def load() -> _Loaded:
+        def load() -> tuple[tuple[str, bool], Any]:
             state = self.entry(number).load(map_location=map_location)
-            return _Loaded(wanted, state if build is None else build(state))
+            return wanted, state if build is None else build(state)
 
-        while (held := self._models.get(number, load)).kind != wanted:
+        while (held := self._models.get(number, load))[0] != wanted:
             self._models.drop(number)
-        return held.model
+        return held[1]
 
     def _entry(self, record: PoolRecord) -> PoolEntry:
         return PoolEntry(self._store, self._log, record)
-
-
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """A loaded model, with its device and whether it was built."""
-
-    kind: tuple[str, bool]
-    model: Any

@@ -47,7 +47,8 @@ class Share:
     def of(cls, flat: FlatState, own: tuple[bytes, ...], pool: Executor | None) -> Share:
         """Describe a state; without a pool there are no other ranks, and nothing is compared."""
         shared = [one for one in flat.leaves if not isinstance(one, ShardLeaf) or one.is_copied]
-        sums = [] if pool is None else list(pool.map(_checksum, shared))
+        # They find replicas that differ; stored bytes are verified by SHA-256.
+        sums = [] if pool is None else pool.map(lambda leaf: zlib.crc32(leaf.buffer()), shared)
         return cls(flat, Layout(flat), own, dict(zip(map(id, shared), sums, strict=False)))
 
     def digest(self, component: FlatComponent) -> str:
@@ -82,11 +83,6 @@ class Share:
             [leaf.offset, leaf.shape, base64.b64encode(leaf.buffer()).decode()]
             for leaf in self.layout.inline
         ]
-
-
-def _checksum(leaf: ArrayLeaf) -> int:
-    # Finds replicas that differ. Stored bytes are verified by SHA-256.
-    return zlib.crc32(leaf.buffer())
 
 
 def layout_digest(layout: Layout) -> str:

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from holdfast.registry.objects import PACK_BYTES, ObjectKey, PackRef
-from holdfast.registry.pytree import NamedLeaf
 from holdfast.registry.saving.collective.group import Group
 from holdfast.registry.saving.collective.plan import PlanPart
-from holdfast.registry.saving.collective.shards import Ints, Layout, whole_bytes, whole_shape
+from holdfast.registry.saving.collective.shards import Ints, Layout, whole_leaf
 from holdfast.registry.saving.collective.state_end import ChunkTable
 from holdfast.registry.saving.collective.talk import join
 from holdfast.registry.store import Store, together
@@ -81,10 +80,7 @@ class _Storing:
     def __init__(self, store: Store, layout: Layout, part: PlanPart, order: ChunkOrder) -> None:
         self._store, self._layout, self._part, self._order = store, layout, part, order
         self._items = [item_size(one) for one in layout.structure.dtypes]
-        self._leaves = [
-            NamedLeaf(leaf.dtype, whole_shape(leaf), whole_bytes(leaf), leaf.path)
-            for leaf in layout.leaves
-        ]
+        self._leaves = [whole_leaf(leaf) for leaf in layout.leaves]
         self._watched = [is_watched(leaf, order.watched) for leaf in self._leaves]
         self._digests = bytearray(len(part.chunks) * DIGEST_BYTES)
         self._nonfinite: set[int] = set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from holdfast.registry.loading import (
     Destination,
@@ -25,7 +24,7 @@ from holdfast.registry.pytree import ArrayLeaf
 from holdfast.registry.saving.collective import shards
 from holdfast.registry.saving.collective.filling import Box, Filling
 from holdfast.registry.saving.collective.group import Group
-from holdfast.registry.saving.collective.shards import ShardLeaf, whole_shape
+from holdfast.registry.saving.collective.shards import ShardLeaf, box_begin, whole_leaf
 from holdfast.registry.saving.collective.talk import LOADS, Calls, Talk
 from holdfast.registry.saving.collective.telling import tell_state
 from holdfast.registry.values import Digest
@@ -82,14 +81,6 @@ def load_into(
     return calls.make_apart(load)
 
 
-@dataclass
-class _Whole:
-    """A tensor of the target, in the form that `check_fit` compares."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-
 class _Target:
     """The tensors of a target on this rank, and their sources."""
 
@@ -106,7 +97,7 @@ class _Target:
             check_components(stored.ref, [component], manifest.components)
         parts = select(stored.ref, manifest, None if component is None else [component])
         sources = tensors_by_path(parts)
-        wholes = {path: _Whole(str(one.dtype), whole_shape(one)) for path, one in leaves.items()}
+        wholes = {path: whole_leaf(one) for path, one in leaves.items()}
         self.report = LoadReport.of(sources, leaves)  # the paths on each side
         widened = widened_paths(sources, wholes)
         check_fit(stored.ref, self.report, sources, wholes, strict=strict, widened=widened)
@@ -124,9 +115,7 @@ class _Target:
 
 
 def _box(leaf: ArrayLeaf, entry: TensorEntry, view: memoryview) -> Box:
-    is_sharded = isinstance(leaf, ShardLeaf)
-    offset = leaf.offset if isinstance(leaf, ShardLeaf) else (0,) * len(leaf.shape)
-    return Box(leaf.path, entry, offset, leaf.shape, view, is_sharded)
+    return Box(leaf.path, entry, box_begin(leaf), leaf.shape, view, isinstance(leaf, ShardLeaf))
 
 
 def _named(whole: Manifest, paths: Container[str]) -> list[TensorEntry]:

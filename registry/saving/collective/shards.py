@@ -33,6 +33,7 @@ from holdfast.registry.pytree import (
     FlatState,
     Handler,
     Link,
+    NamedLeaf,
 )
 from holdfast.registry.saving.collective.talk import join, split
 from holdfast.registry.values import Json, item_size
@@ -297,6 +298,16 @@ def whole_bytes(leaf: ArrayLeaf) -> int:
     return prod(whole_shape(leaf)) * item_size(leaf.dtype)
 
 
+def whole_leaf(leaf: ArrayLeaf) -> NamedLeaf:
+    """Return a leaf's whole tensor, without its bytes."""
+    return NamedLeaf(str(leaf.dtype), whole_shape(leaf), whole_bytes(leaf), leaf.path)
+
+
+def box_begin(leaf: ArrayLeaf) -> tuple[int, ...]:
+    """Return the begin of this rank's part in a leaf's tensor, on each axis."""
+    return leaf.offset if isinstance(leaf, ShardLeaf) else (0,) * len(leaf.shape)
+
+
 class Layout:
     """The tensors of a rank's state that are cut into chunks, and its boxes of them."""
 
@@ -323,8 +334,7 @@ class Layout:
     def memory(self, tensor: int) -> tuple[Any, Ints]:
         """Return the bytes of this rank's box of a tensor, and the begin of the box."""
         leaf = self.leaves[tensor]
-        offset = leaf.offset if isinstance(leaf, ShardLeaf) else (0,) * len(leaf.shape)
-        return self.structure.memory(tensor, leaf.buffer(), offset, leaf.shape)
+        return self.structure.memory(tensor, leaf.buffer(), box_begin(leaf), leaf.shape)
 
 
 def encode_value(value: PerRank) -> bytes:

@@ -17,14 +17,14 @@ from holdfast.registry.errors import RankFailed, UnsupportedValue
 from holdfast.registry.history import PlacedState, RunLog, WriterToken, new_authorship
 from holdfast.registry.history.actions import AddCheckpoint, Line
 from holdfast.registry.history.replay import RunManifest
-from holdfast.registry.pytree import ArrayLeaf, FlatState, NamedLeaf
+from holdfast.registry.pytree import FlatState
 from holdfast.registry.saving.collective import agreement
 from holdfast.registry.saving.collective.agreement import Share
 from holdfast.registry.saving.collective.exchange import ChunkOrder, ChunkReport, store_chunks
 from holdfast.registry.saving.collective.group import LinksBroken
 from holdfast.registry.saving.collective.patterns import WrongLayout
 from holdfast.registry.saving.collective.plan import Plan, PlanPart, make_plan
-from holdfast.registry.saving.collective.shards import Boxes, ShardLeaf, merge_values, whole_bytes
+from holdfast.registry.saving.collective.shards import Boxes, ShardLeaf, merge_values, whole_leaf
 from holdfast.registry.saving.collective.state_end import (
     ChunkTable,
     StateEnd,
@@ -137,8 +137,10 @@ class Leading(Side):
         flat = self.shares[name].flat
         components = []
         for one in flat.components:
-            leaves = tuple(map(_unsharded, one.leaves))
-            components.append(merge_values(replace(one, leaves=leaves), values))
+            leaves = (
+                whole_leaf(leaf) if isinstance(leaf, ShardLeaf) else leaf for leaf in one.leaves
+            )
+            components.append(merge_values(replace(one, leaves=tuple(leaves)), values))
         return FlatState(flat.kind, tuple(components))
 
     # Plans
@@ -359,9 +361,3 @@ def find_save(writer: StateWriter, first: int, write: str, phase: str, step: int
                 then = RunLog(writer.store, log.run_id)
                 return then.read_to(slot.number + 1).at_step(phase, step)[0].n
     return None
-
-
-def _unsharded(leaf: ArrayLeaf) -> ArrayLeaf:
-    if not isinstance(leaf, ShardLeaf):
-        return leaf
-    return NamedLeaf(leaf.dtype, leaf.whole, whole_bytes(leaf), leaf.path)

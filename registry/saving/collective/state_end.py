@@ -30,7 +30,7 @@ from holdfast.registry.objects import (
     TensorEntry,
     grid,
 )
-from holdfast.registry.pytree import ArrayLeaf, FlatComponent, FlatState, NamedLeaf
+from holdfast.registry.pytree import ArrayLeaf, FlatState, NamedLeaf
 from holdfast.registry.saving.collective.agreement import join_small
 from holdfast.registry.saving.collective.shards import Ints, Layout, whole_shape
 from holdfast.registry.values import DIGEST_BYTES, Digest
@@ -216,8 +216,8 @@ class StateEnd:
     def finish(self) -> Written:
         """Put the remaining objects; return the state with its place."""
         components = {
-            component.name: self._component(component, skeleton)
-            for component, skeleton in zip(self.state.components, self.skeletons, strict=True)
+            one.name: Component.build(one.skeleton, [*map(self._entry, one.leaves)], skeleton)
+            for one, skeleton in zip(self.state.components, self.skeletons, strict=True)
         }
         manifest = Manifest(self.state.kind, components)
         for base in self.bases:
@@ -258,9 +258,6 @@ class StateEnd:
             return table.placement(manifest, rows), size
         locations = locations_of(self.bases) | dict(new.items())
         return build_placement(manifest, self._lists, locations), size
-
-    def _component(self, one: FlatComponent, skeleton: bytes) -> Component:
-        return Component.build(one.skeleton, [*map(self._entry, one.leaves)], skeleton)
 
     def _entry(self, leaf: ArrayLeaf) -> TensorEntry:
         number = self._number.get(leaf.path)

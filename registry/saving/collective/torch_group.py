@@ -222,7 +222,7 @@ class TorchGroup:
                 self._meet(links)
             gloo = self._asked(
                 lambda store: self._gloo(PrefixStore(f"links/{links}", store), devices),
-                self._silent_s,
+                self.deadline_s + self._answer_s,
             )
             self._links[links] = _Links(gloo)
             if devices:  # gloo has told its address: nobody waits for that of a dead rank
@@ -242,10 +242,6 @@ class TorchGroup:
         absent = [rank for rank in ranks if found.get(rank) != _HERE]
         if absent:
             raise LinksBroken(f"rank {', '.join(map(str, absent))} did not connect")
-
-    @property
-    def _silent_s(self) -> float:
-        return self.deadline_s + self._answer_s
 
     def _gloo(self, store: PrefixStore, devices: list[Any]) -> Any:
         """Return gloo's group of all ranks."""

@@ -194,7 +194,8 @@ def _kept(length: int, steps: tuple[tuple[int, int, int], ...]) -> Ints:
     """Return the indices of an axis that remain after splits, from the left mesh axis on."""
     kept: Ints = np.arange(length, dtype=np.int64)
     for parts, at, strides in steps:
-        kept = np.concatenate([_chunk(one, parts, at) for one in _chunks(kept, strides)])
+        pieces = [_chunk(kept, strides, number) for number in range(strides)]
+        kept = np.concatenate([_chunk(one, parts, at) for one in pieces])
     return kept
 
 
@@ -202,10 +203,6 @@ def _chunk(indices: Ints, parts: int, at: int) -> Ints:
     """Return one part of torch.chunk; the last parts may be empty."""
     rows = -(-len(indices) // parts)
     return indices[at * rows : (at + 1) * rows]
-
-
-def _chunks(indices: Ints, parts: int) -> list[Ints]:
-    return [_chunk(indices, parts, at) for at in range(parts)]
 
 
 def _is_copied(value: DTensor) -> bool:

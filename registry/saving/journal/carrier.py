@@ -67,7 +67,11 @@ class Carrier:
                     break
                 number = waiting[0]  # J5
                 note = self._folder.put_note(number, self._outcome(number))
-                self._log_outcome(number, note)
+                if note.outcome != "carried":
+                    where, why = self._folder.run_id, note.reason
+                    _LOGGER.error(
+                        "%s: entry %d of the journal is %s: %s", where, number, note.outcome, why
+                    )
                 self._told(number, note)
                 self._prune(number)
         finally:
@@ -194,16 +198,6 @@ class Carrier:
             log = self._open().log
             self._scan = LogScan(log, entry.search_from, self._folder.ids())
         return self._scan
-
-    def _log_outcome(self, number: int, note: Note) -> None:
-        if note.outcome != "carried":
-            _LOGGER.error(
-                "%s: entry %d of the journal is %s: %s",
-                self._folder.run_id,
-                number,
-                note.outcome,
-                note.reason,
-            )
 
     def _prune(self, last: int) -> None:
         """Delete carried entries, except the newest one of the journal, and the newest save."""

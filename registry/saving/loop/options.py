@@ -151,19 +151,14 @@ class LoopOptions:
         _check_seconds("every_s", self.every_s)
         check_busy(self.busy)
         check_may_fail(self.may_fail, every_rank=self.group is not None)
-        if self.group is not None:
-            self._check_together()
+        if self.group is not None and self.busy != "wait":  # each rank would skip another save
+            raise _wrong("busy", "wait, since all ranks save together", self.busy)
+        if self.group is not None and self.storing.precision is not None:
+            raise _wrong("storing", "no precision, since all ranks save together", "a policy")
         if not isinstance(self.on_best, bool | Monitor):
             raise _wrong("on_best", "True, or Monitor(metric=..., mode=...)", self.on_best)
         if not isinstance(self.stopping, Stopping):
             raise _wrong("stopping", "holdfast.Stopping(...)", self.stopping)
-
-    def _check_together(self) -> None:
-        """Refuse settings that a collective save cannot follow, before the first save does."""
-        if self.busy != "wait":  # each rank would skip another save
-            raise _wrong("busy", "wait, since all ranks save together", self.busy)
-        if self.storing.precision is not None:
-            raise _wrong("storing", "no precision, since all ranks save together", "a policy")
 
 
 def reaction(stopping: Stopping, preset: Signals | None) -> Signals:
