@@ -80,7 +80,12 @@ def bisect(
     searched = opened.run(run)
     line = _line(searched, opened.checkpoint(good), opened.checkpoint(bad))
     if nonfinite and not searched.manifest.spec.finite:
-        raise _unwatched(searched)
+        raise InvalidInput(
+            "this run does not check its weights for NaN and infinity",
+            where=run,
+            expected="a preset with `finite = [...]`, patterns of paths",
+            hint="Test by a metric or a command instead.",
+        )
     if metric is not None:
         _check_metric(line, _condition(metric)["metric"])
     if not command:
@@ -168,15 +173,6 @@ def _by_metric(condition: str) -> Callable[[Checkpoint], _Answer]:
 def _by_weights(checkpoint: Checkpoint) -> _Answer:
     paths = checkpoint.nonfinite
     return bool(paths), f"not finite: {', '.join(paths)}" if paths else "finite"
-
-
-def _unwatched(run: Run) -> InvalidInput:
-    return InvalidInput(
-        "this run does not check its weights for NaN and infinity",
-        where=run.id,
-        expected="a preset with `finite = [...]`, patterns of paths",
-        hint="Test by a metric or a command instead.",
-    )
 
 
 def _line(run: Run, good: Checkpoint, bad: Checkpoint) -> list[Checkpoint]:

@@ -14,7 +14,7 @@ import typer
 from holdfast.registry.cli import failures, options, output
 from holdfast.registry.cli.columns import Column, Table, View
 from holdfast.registry.cli.opening import address_of, exported
-from holdfast.registry.cli.output import Bar, Note, Part
+from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.errors import RegistryError
 
 #: Opens the registry at an address; `dry_run` says whether the command must not write.
@@ -89,8 +89,8 @@ def command(
             json, view = given.get("json", False), _view(given) if table else View()
             given["json"] = json or view.is_csv
             if _has_registry(asked):
-                place = (url and given["url"]) or given["registry"]
-                given["address"] = address_of(place, given["storage_option"])
+                where = (url and given["url"]) or given["registry"]
+                given["address"] = address_of(where, given["storage_option"])
             with ExitStack() as stack:
                 if metrics:
                     stack.enter_context(exported(given))
@@ -98,7 +98,8 @@ def command(
                     output.bar("" if given.get("watch") else bar)
                 )
                 if opens:
-                    given["opened"] = stack.enter_context(_opened(opens, given, advance))
+                    place, dry_run = given["address"], given.get("dry_run", False)
+                    given["opened"] = stack.enter_context(opens(place, advance, dry_run=dry_run))
                 found = ask(**{name: given[name] for name in asked})
                 answer = answer_of(None, found) if isinstance(found, str) else found
                 made: Any = answer.document() if json else answer.text()
@@ -117,10 +118,6 @@ def command(
         return run
 
     return decorate
-
-
-def _opened(opens: Opener, given: Mapping[str, Any], bar: Bar) -> AbstractContextManager[object]:
-    return opens(given["address"], bar, dry_run=given.get("dry_run", False))
 
 
 def _view(given: Mapping[str, Any]) -> View:

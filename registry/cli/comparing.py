@@ -77,6 +77,7 @@ _RANKS = (
     *numbers("mean=best_mean", text=output.number),
     *numbers("runs=best_runs"),
 )
+_DISTANCE = "norm relative max elements=count changed changed_share nonfinite"
 _SIGNS = {"changed": "~", "reshaped": "~", "moved": ">", "added": "+", "removed": "-"}
 
 
@@ -290,9 +291,7 @@ def _branches_json(found: Branches) -> dict[str, Any]:
         "steps": [_pair_json(pair) for pair in found.steps],
         "differs_at": at and {"phase": phase_value(at.phase), "step": at.step},
         "tensors": differing_json(found.difference),
-        "values": [
-            _value_json(one) for one in (found.difference.values if found.difference else ())
-        ],
+        "values": [*map(_value_json, found.difference.values if found.difference else ())],
     }
 
 
@@ -363,8 +362,9 @@ def _diff_json(old: Stored, new: Stored, found: Diff, *, values: bool) -> dict[s
         "same": found.is_same,
         "components": _components_json(found),
         "tensors": [
-            tensor_diff_json(tensor) | (_distance_json(tensor.distance) if values else {})
-            for tensor in found.differing
+            tensor_diff_json(one)
+            | ({"distance": one.distance and picked(one.distance, _DISTANCE)} if values else {})
+            for one in found.differing
         ],
         "values": [_value_json(value) for value in found.values],
         "metrics": _metrics_json(old, new),
@@ -395,11 +395,6 @@ def tensor_diff_json(found: TensorDiff) -> dict[str, Any]:
 def differing_json(found: Diff | None) -> list[dict[str, Any]]:
     """Return how each tensor differs that does; nothing of no comparison."""
     return [tensor_diff_json(one) for one in found.differing] if found else []
-
-
-def _distance_json(found: Distance | None) -> dict[str, Any]:
-    names = "norm relative max elements=count changed changed_share nonfinite"
-    return {"distance": found and picked(found, names)}
 
 
 _STATS = (

@@ -142,8 +142,9 @@ SHARD_BYTES = option(
 )
 KEY_FILE = option("--key-file", "FILE", "A key for the engines; or in HOLDFAST_ENGINE_KEY.")
 CREATE = flag("--create", "Create the run if it does not exist.")
-
-
+MIRROR_OPTION = option(
+    "--from-storage-option", "KEY=VALUE", "An option of the mirror's store; repeatable."
+)
 LAST = option("--last", "N", "Keep the newest N.", min=1)
 BEST = option("--best", "N", "Keep the best N.", min=1)
 EVERY = option("--every", "N", "Keep every N steps.", min=1)

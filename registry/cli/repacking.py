@@ -90,11 +90,8 @@ def tier(
     """
     report = opened.tier(refs, storage_class, restore_days=restore_days, dry_run=dry_run)
     verb = "moved to " + report.storage_class if report.storage_class else "asked for"
-    text = f"{output.counted(report.packs, 'pack')}, {output.size(report.bytes)}, {verb}"
-    if report.dry_run:
-        text = (
-            f"would be {verb}: {output.counted(report.packs, 'pack')}, {output.size(report.bytes)}"
-        )
+    packs = f"{output.counted(report.packs, 'pack')}, {output.size(report.bytes)}"
+    text = f"would be {verb}: {packs}" if report.dry_run else f"{packs}, {verb}"
     kept = f"{output.counted(report.kept_packs, 'pack')}, {output.size(report.kept_bytes)}"
     more = [f"not moved, since other states need them: {kept}"] if report.kept_packs else []
     names = "storage_class packs bytes kept_packs kept_bytes dry_run"
@@ -131,47 +128,27 @@ def _idle(compression: str | None, keyframe_every: int | None, *, some: bool) ->
 
 
 def _text(report: RepackReport) -> Iterator[Part]:
+    counted, size = output.counted, output.size
     written = "to write" if report.dry_run else "written"
     placed = "to place again" if report.dry_run else "placed again"
-    packs = output.counted(report.packs_written, "pack")
-    states = output.counted(report.checkpoints, "state")
+    before, after = size(report.recoded_before), size(report.recoded_after)
+    recoded = f"{counted(report.recoded, 'chunk')}, {before} before, {after} after"
+    bases = f"{counted(report.bases, 'base')} of deltas, {size(report.bases_bytes)}"
+    vain, left = size(report.in_vain_bytes), f"{size(report.freed_bytes)} of old packs"
+    no_use = f"{counted(report.packs_in_vain, 'pack')} of these, {vain}, that no state needs now"
     yield {
         **{name: _packs_text(report.rewritten, why) for why, name in _REASONS.items()},
-        "re-encoded": _recoded_text(report),
-        "bases left": _bases_text(report),
-        written: f"{packs}, {output.size(report.bytes_moved)}",
-        "in vain": _in_vain_text(report),
-        placed: f"{states} of {output.counted(len(report.runs), 'run')}",
-        "left to gc": _left_text(report),
+        "re-encoded": recoded if report.recoded else None,
+        "bases left": f"{bases}, that nothing needs any more" if report.bases else None,
+        written: f"{counted(report.packs_written, 'pack')}, {size(report.bytes_moved)}",
+        "in vain": no_use if report.packs_in_vain else None,
+        placed: f"{counted(report.checkpoints, 'state')} of {counted(len(report.runs), 'run')}",
+        "left to gc": f"{left}, {vain} written in vain" if report.packs_in_vain else left,
     }
     if report.placed_meanwhile:
         lost = output.counted(report.placed_meanwhile, "state")
         verb = "was" if report.placed_meanwhile == 1 else "were"
         yield f"{lost} {verb} placed by somebody else meanwhile; run it again."
-
-
-def _in_vain_text(report: RepackReport) -> str | None:
-    packs = output.counted(report.packs_in_vain, "pack")
-    text = f"{packs} of these, {output.size(report.in_vain_bytes)}, that no state needs now"
-    return text if report.packs_in_vain else None
-
-
-def _left_text(report: RepackReport) -> str:
-    left = f"{output.size(report.freed_bytes)} of old packs"
-    if report.packs_in_vain:
-        left += f", {output.size(report.in_vain_bytes)} written in vain"
-    return left
-
-
-def _recoded_text(report: RepackReport) -> str | None:
-    before, after = output.size(report.recoded_before), output.size(report.recoded_after)
-    chunks = output.counted(report.recoded, "chunk")
-    return f"{chunks}, {before} before, {after} after" if report.recoded else None
-
-
-def _bases_text(report: RepackReport) -> str | None:
-    bases, size = output.counted(report.bases, "base"), output.size(report.bases_bytes)
-    return f"{bases} of deltas, {size}, that nothing needs any more" if report.bases else None
 
 
 def _packs_text(packs: Iterable[RewrittenPack], reason: str) -> str:

@@ -24,7 +24,6 @@ from holdfast.registry.face import Registry, Run, find_evicted
 from holdfast.registry.history import RetentionPlan, Verdict, has_policies, kept_ref
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.loading import Checkpoint
-from holdfast.registry.spec import Retention
 from holdfast.registry.upkeep import RunUsage, Usage, measure, ways_to_free
 from holdfast.registry.values import abridged, near
 
@@ -50,8 +49,6 @@ _WAYS = (
     *numbers("freed=freed_bytes", text=output.size),
     Column("command"),
 )
-
-
 _BY = ("owner", "project", "run", "phase")
 #: The exit status of `du --over` if something is over.
 OVER = 10
@@ -87,9 +84,12 @@ def prune(
         raise typer.BadParameter("--bytes is for --dry-run")
     own = options.retention(last, best, every, days, thin)
     several = options.is_pattern(run)
-    runs = [opened.run(name) for name in options.matching([run], opened.run_names)]
-    passed_over = [one for one in runs if several and not _can_prune(one, own)]
-    runs = [one for one in runs if one not in passed_over]
+    runs: list[Run] = []
+    passed_over: list[Run] = []
+    for one in map(opened.run, options.matching([run], opened.run_names)):
+        found = one.manifest
+        can = found.dropped is None and (own is not None or has_policies(found.spec))
+        (runs if can or not several else passed_over).append(one)
     if best is not None:
         for one in runs:
             for phase in dict.fromkeys(record.phase for record in one.manifest.live()):
@@ -113,11 +113,6 @@ def prune(
         lambda: _text(plans, [Column("run")] if several else [], dry_run=dry_run, freed=freed),
         [f"passed over, dropped or without a retention policy: {names}"] if names else (),
     )
-
-
-def _can_prune(run: Run, own: Retention | None) -> bool:
-    found = run.manifest
-    return found.dropped is None and (own is not None or has_policies(found.spec))
 
 
 def _freed_bytes(opened: Registry, plans: Mapping[str, RetentionPlan]) -> int:
@@ -160,8 +155,10 @@ def _rows(run: str, plan: RetentionPlan) -> list[dict[str, Any]]:
     fates += [(one, f"only {', '.join(one.only)}") for one in plan.thinned]
     fates.sort(key=lambda pair: pair[0].checkpoint.n)
     rows = _verdicts(run, [one for one, _ in fates])
-    more = ({"tier": one.checkpoint.tier, "is": fate} for one, fate in fates)
-    return [row | also for row, also in zip(rows, more, strict=True)]
+    return [
+        {**row, "tier": one.checkpoint.tier, "is": fate}
+        for row, (one, fate) in zip(rows, fates, strict=True)
+    ]
 
 
 @command(writes)
@@ -266,9 +263,7 @@ def undo(
     mirror: str | None = option(
         "--from", "URL", "A registry that has the dropped run, if it was freed since."
     ),
-    mirror_storage_option: list[str] | None = option(
-        "--from-storage-option", "KEY=VALUE", "An option of the mirror's store; repeatable."
-    ),
+    mirror_storage_option: list[str] | None = options.MIRROR_OPTION,
 ) -> Answer:
     """Bring back evicted and thinned checkpoints, or a dropped run.
 

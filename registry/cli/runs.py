@@ -5,13 +5,15 @@ from __future__ import annotations
 import json as json_module
 import runpy
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
 import typer
 
 from holdfast.registry.cli import completing, options, output
-from holdfast.registry.cli.command import Answer, command
+from holdfast.registry.cli.command import Answer, answer_of, command
+from holdfast.registry.cli.describe import picked
 from holdfast.registry.cli.opening import writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.run_listing import run_json
@@ -68,17 +70,22 @@ def create(
     stays if any of them keeps it. With --thin the others are thinned, not evicted. With --from the
     run has the preset, seed, configuration and project of its parent, unless they are given.
     """
-    words = {"input_hash": input_hash, "owner": owner, "project": project, "labels": label}
-    given = _options(seed, config, preset, **words) | _overrides(overrides)
-    if total_steps is not None:
-        given["total_steps"] = total_steps
-    if monitor:
-        given["monitor"] = [options.monitor(text) for text in monitor]
-    retention = options.retention(last, best, every, days, thin)
-    if retention is not None:
-        given["retention"] = retention
-        if source is None:
-            _check_best(retention, preset, monitor)
+    asked = {
+        "input_hash": input_hash or None,
+        "owner": owner or None,
+        "project": project or None,
+        "labels": label or None,
+        "seed": None if seed is None else _seed(seed),
+        "config": None if config is None else _read_config(config),
+        "preset": preset,
+        "overrides": _overrides(overrides or ()) or None,
+        "total_steps": total_steps,
+        "monitor": [options.monitor(text) for text in monitor or ()] or None,
+        "retention": options.retention(last, best, every, days, thin),
+    }
+    given: dict[str, Any] = {name: one for name, one in asked.items() if one is not None}
+    if "retention" in given and source is None:
+        _check_best(given["retention"], preset, monitor)
     run = opened.create_run(name, **given) if source is None else opened.fork(source, name, **given)
     return Answer(lambda: run_json(run, []), lambda: [run.id])
 
@@ -121,16 +128,12 @@ def change(
     migrate = runpy.run_path(path).get(name) if path else None
     if not callable(migrate):
         raise typer.BadParameter(f"{migration!r} is not FILE:NAME of a function in a file")
-    before, after = (int(one) if one.isdigit() else one for one in _pair(versions))
+    pair = versions.partition(":")
+    if not all(pair):
+        raise typer.BadParameter(f"{versions!r} is not of the form FROM:TO, as in 1:2")
+    before, after = (int(one) if one.isdigit() else one for one in pair[::2])
     found.phases.raise_version(before, after, migrate)
     return Answer(lambda: run_json(found, None), lambda: [f"{run}: schema version {after}"])
-
-
-def _pair(text: str) -> tuple[str, str]:
-    before, colon, after = text.partition(":")
-    if not (before and colon and after):
-        raise typer.BadParameter(f"{text!r} is not of the form FROM:TO, as in 1:2")
-    return before, after
 
 
 @command(writes)
@@ -155,23 +158,13 @@ def pivot(
     pivoted = found.phases.pivot(name, config=given, meta=texts)
     if found.status != status:
         found.status = status  # nobody trains yet
-    is_new = len(found.manifest.pivots) > before
-    changes = [{"part": one.part, "change": one.change, "to": one.to} for one in pivoted.report]
-    return Answer(
-        lambda: {
-            "run": run,
-            "pivot": name,
-            "new": is_new,
-            "from": pivoted.checkpoint.ref,
-            "id": pivoted.checkpoint.digest,
-            "rows": changes,
-        },
-        lambda: [
-            f"pivoted: {run} at {pivoted.checkpoint.ref}"
-            if is_new
-            else f"{run} pivoted to {name} before: nothing was changed"
-        ],
-    )
+    is_new, ref = len(found.manifest.pivots) > before, pivoted.checkpoint.ref
+    at_once = f"pivoted: {run} at {ref}"
+    again = f"{run} pivoted to {name} before: nothing was changed"
+    changes = [picked(one, "part change to") for one in pivoted.report]
+    about = {"from": ref, "id": pivoted.checkpoint.digest, "rows": changes}
+    shape = {"run": run, "pivot": name, "new": is_new, **about}
+    return answer_of(shape, at_once if is_new else again)
 
 
 @command(writes)
@@ -195,36 +188,19 @@ def rm(
         end = "They cannot be brought back." if now else "`undo` brings them back for a while."
         output.confirm_name(run, "drop", f"{run} holds {held}. {end}")
     dropped.retention.drop(reason, now=now)
-    return Answer(lambda: run_json(dropped, None), lambda: [_dropped_text(opened, run, now=now)])
-
-
-def _dropped_text(opened: Registry, run: str, *, now: bool) -> str:
-    if now:
-        return f"dropped: {run}; the next gc after the grace deletes what no other run needs"
-    delay = duration(opened.drop_rules().delay_s)
-    return f"dropped: {run}; for {delay} `holdfast undo {run}` brings it back"
+    said = "the next gc after the grace deletes what no other run needs"
+    if not now:
+        said = f"for {duration(opened.drop_rules().delay_s)} `holdfast undo {run}` brings it back"
+    return Answer(lambda: run_json(dropped, None), lambda: [f"dropped: {run}; {said}"])
 
 
 # Arguments
 
 
-def _options(
-    seed: str | None, config: Path | None, preset: str | None, **words: object
-) -> dict[str, Any]:
-    given: dict[str, Any] = {name: value for name, value in words.items() if value}
-    if seed is not None:
-        given["seed"] = _seed(seed)
-    if config is not None:
-        given["config"] = _read_config(config)
-    if preset is not None:
-        given["preset"] = preset
-    return given
-
-
-def _overrides(texts: list[str] | None) -> dict[str, Any]:
+def _overrides(texts: Iterable[str]) -> dict[str, object]:
     """Return the values of a preset that are set, each read as JSON or else as text."""
     found: dict[str, object] = {}
-    for text in texts or ():
+    for text in texts:
         path, equals, value = text.partition("=")
         if not equals:
             raise typer.BadParameter(f"{text!r} has no value; write {text}=VALUE")
@@ -234,7 +210,7 @@ def _overrides(texts: list[str] | None) -> dict[str, Any]:
             found[path] = json_module.loads(value)
         except (ValueError, RecursionError):
             found[path] = value
-    return {"overrides": found} if found else {}
+    return found
 
 
 def _check_best(retention: Retention, preset: str | None, monitor: list[str] | None) -> None:

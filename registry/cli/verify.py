@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ from holdfast.registry.upkeep import (
 _TRAINED = "verify-resume"
 #: Variables of the real registry, which the training of `verify-resume` does not get.
 _REAL = {"HOLDFAST_STORAGE_OPTIONS", "HOLDFAST_JOURNAL", "HOLDFAST_SIGN"}
+_PLACE = re.compile(r"\{(registry|run|stop)\}")
 _SHOWN = 10
 
 
@@ -132,8 +134,8 @@ def _text(report: VerifyReport, shard: str | None) -> Iterator[Part]:
             f"{one.run_id}: {one.name} ({one.key.short}) vouches for {one.commits:,} of "
             f"{output.counted(one.of, 'commit')}"
         )
-    nouns = ("run", "checkpoint", "object")
-    counts = ", ".join(output.counted(getattr(report, f"{noun}s"), noun) for noun in nouns)
+    numbers = {"run": report.runs, "checkpoint": report.checkpoints, "object": report.objects}
+    counts = ", ".join(output.counted(number, noun) for noun, number in numbers.items())
     read = "" if report.data is None else f"; {output.size(report.bytes_checked)} hashed"
     errors = sum(finding.severity == "error" for finding in report.findings)
     verdict = "ok" if report.ok else output.counted(errors, "error")
@@ -147,26 +149,25 @@ def _text(report: VerifyReport, shard: str | None) -> Iterator[Part]:
 
 def _extent(report: VerifyReport) -> Iterator[Part]:
     """Say how much was checked, unless it was everything."""
-    data = report.data
+    data, counted = report.data, output.counted
     if report.unchanged:
-        runs = output.counted(report.unchanged, "run")
+        runs = counted(report.unchanged, "run")
         yield f"{runs} did not change since the last verification, and were not read again."
     if data is None:
         if report.ok:
             yield "Names and sizes were checked; --deep hashes every byte."
         return
     if data.chunks_decoded is not None:
-        chunks = output.counted(data.chunks_decoded, "compressed chunk")
-        yield f"{chunks} decoded and hashed."
+        yield f"{counted(data.chunks_decoded, 'compressed chunk')} decoded and hashed."
     if data.packs_noted:
-        before = output.counted(data.packs_noted, "pack")
-        yield f"{before}, {output.size(data.bytes_noted)}, were read before in this pass."
+        before = f"{counted(data.packs_noted, 'pack')}, {output.size(data.bytes_noted)}"
+        yield f"{before}, were read before in this pass."
     if data.packs_archived:
-        archived = output.counted(data.packs_archived, "pack")
+        archived = counted(data.packs_archived, "pack")
         yield f"{archived} in an archive, not read; `holdfast tier --restore-days` asks for them."
     if data.packs_read + data.packs_noted + data.packs_archived < data.packs:
         yield (
-            f"Read {data.packs_read:,} of {output.counted(data.packs, 'pack')}: "
+            f"Read {data.packs_read:,} of {counted(data.packs, 'pack')}: "
             f"{output.size(data.bytes_read)} of {output.size(data.pack_bytes)}, drawn at random."
         )
 
@@ -186,9 +187,7 @@ def repair(
     *,
     advance: Bar,
     mirror: str = option("--from", "URL", "A registry that holds the same states.", default=...),
-    mirror_storage_option: list[str] | None = option(
-        "--from-storage-option", "KEY=VALUE", "An option of the mirror's store; repeatable."
-    ),
+    mirror_storage_option: list[str] | None = options.MIRROR_OPTION,
     deep: bool = flag(
         "--deep/--no-deep",
         "Find damage by reading every byte, or by names and sizes.",
@@ -200,9 +199,8 @@ def repair(
 
     Nothing is invented. The exit status is 6 if something cannot be restored.
     """
-    with opened_at(
-        address_of(mirror, mirror_storage_option, side="from"), read_only=True
-    ) as source:
+    place = address_of(mirror, mirror_storage_option, side="from")
+    with opened_at(place, read_only=True) as source:
         report = mend(opened, source, deep=deep, dry_run=dry_run, progress=advance)
     return Answer(
         lambda: {
@@ -225,13 +223,12 @@ def _repaired(report: RepairReport) -> Iterator[Part]:
         yield from (f"  mends {ref}" for ref in mended.affects)
     for left in report.left:
         yield from _fault("left", left, f"not mended: {left.reason}")
+    if not report.mended and not report.left:
+        yield "ok: nothing to mend"
+        return
     verdict = "ok" if report.ok else f"{len(report.left):,} left"
     written = output.size(report.bytes_written)
-    yield (
-        f"{verdict}: {len(report.mended):,} {would}mended, {written} {would}written"
-        if report.mended or report.left
-        else "ok: nothing to mend"
-    )
+    yield f"{verdict}: {len(report.mended):,} {would}mended, {written} {would}written"
 
 
 @command(writes, bar="caring", metrics=True)
@@ -354,19 +351,13 @@ def _train(words: list[str], place: Path, stop: int) -> None:
         "HOLDFAST_HEADS": "0",
     }
     output.note(f"training to step {stop} ...")
-    filled = [_filled(word, given) for word in words]
+    filled = [_PLACE.sub(lambda found: given[found[1]], word) for word in words]
     try:
         status = run_to_end(filled, environment, sys.stderr.fileno())  # its output is not ours
     except (OSError, ValueError) as error:
         raise InvalidInput("the command cannot be started", where=words[0], found=error) from error
     if status:
         output.note(f"the command ended with {status_text(status)}")
-
-
-def _filled(word: str, given: Mapping[str, str]) -> str:
-    for name, value in given.items():
-        word = word.replace(f"{{{name}}}", value)
-    return word
 
 
 def _resume_text(found: ResumeReport) -> Iterator[Part]:
