@@ -190,8 +190,8 @@ class _Later(TyperCommand):
         alone.command(self.name, cls=_Command, epilog=function.epilog)(function)
         whole = typer.main.get_command(alone)
         for one in whole.params:
-            if one.param_type_name == "argument":
-                one.display_type_rich = _no_type  # type: ignore[attr-defined]
+            if one.param_type_name == "argument":  # its name says what it takes; a type is Python's
+                one.display_type_rich = lambda **_: ""  # type: ignore[attr-defined]
         return whole
 
 
@@ -236,11 +236,6 @@ class _AtFirstValue:
             return value
         param._runtime_param = None
         return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
-
-
-def _no_type(**_: Any) -> str:
-    """Return no type: the name of a parameter says what it takes, and a type is Python's."""
-    return ""
 
 
 def _later(commands: Mapping[str, str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -167,7 +168,10 @@ def _named(name: str, table: Table, option: str) -> list[Column]:
     )
     if found:
         return found
-    values = [field_of(row, name) for row in table.rows if _has(row, name)]
+    values = []
+    for row in table.rows:
+        with suppress(KeyError):
+            values.append(field_of(row, name))
     if table.rows and not values:
         known = list(dict.fromkeys(one.name for one in table.columns))
         raise NotFound(
@@ -178,14 +182,6 @@ def _named(name: str, table: Table, option: str) -> list[Column]:
         )
     is_number = all(isinstance(one, int | float | None) for one in values)
     return [Column(name, text=_sized if name.endswith("_bytes") else _plain, is_number=is_number)]
-
-
-def _has(row: Row, name: str) -> bool:
-    try:
-        field_of(row, name)
-    except KeyError:
-        return False
-    return True
 
 
 def _sized(value: Any) -> object:

@@ -32,8 +32,15 @@ class Command:
         self._words = words
         self._as_shell = as_shell
         for place in _PLACE.finditer(" ".join(words)):
-            if place["name"] and place["name"] not in names:
-                raise _unknown(place["name"], where, names)
+            name = place["name"]
+            if name and name not in names:
+                meant = f"{near(name, names) or ''} ".lstrip()
+                raise InvalidInput(
+                    "no such placeholder",
+                    where=f"{where} {{{name}}}",
+                    expected=", ".join(f"{{{one}}}" for one in names),
+                    hint=f"{meant}Write {{{{{name}}}}} for these very characters.",
+                )
         if not _PLACE.search(words[0]) and shutil.which(words[0]) is None:
             raise self._not_startable(words[0], "no such command")
 
@@ -45,7 +52,11 @@ class Command:
         self, values: Mapping[str, str], address: Address, *, stdout: int | None = None
     ) -> int:
         """Run it with values by name, to its end."""
-        arguments = [_filled(word, values) for word in self._words]
+
+        def fill(one: re.Match[str]) -> str:
+            return f"{{{one['kept']}}}" if one["kept"] else values[one["name"]]
+
+        arguments = [_PLACE.sub(fill, word) for word in self._words]
         named = {f"HOLDFAST_{name.upper()}": value for name, value in values.items()}
         environment = {**os.environ, **named, **address.environment()}
         try:
@@ -79,23 +90,6 @@ def run_to_end(arguments: Sequence[str], environment: Mapping[str, str], stdout:
 def status_text(status: int) -> str:
     """Return in words how a command ended."""
     return f"exit status {status}" if status >= 0 else f"ended by signal {-status}"
-
-
-def _unknown(name: str, where: str, names: Sequence[str]) -> InvalidInput:
-    known = ", ".join(f"{{{one}}}" for one in names)
-    meant = near(name, names)
-    return InvalidInput(
-        "no such placeholder",
-        where=f"{where} {{{name}}}",
-        expected=known,
-        hint=f"{f'{meant} ' if meant else ''}Write {{{{{name}}}}} for these very characters.",
-    )
-
-
-def _filled(word: str, values: Mapping[str, str]) -> str:
-    return _PLACE.sub(
-        lambda one: f"{{{one['kept']}}}" if one["kept"] else values[one["name"]], word
-    )
 
 
 def _values(checkpoint: Checkpoint) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import typer
@@ -70,7 +69,11 @@ def ls(*, journal: str | None = _JOURNAL) -> Answer:
 
 def _carry(opened: Registry, journal: str | None) -> Answer:
     failed: dict[str, RegistryError] = {}
-    found = [_carried(opened, folder, failed) for folder in _folders(opened, journal)]
+    found = [
+        _carried(opened, folder, failed)
+        for registry_id, folder in run_folders(_journal(journal))
+        if registry_id == opened.id
+    ]
     text = [f"{one['run']}: {one['carried']} carried, {one['waiting']} waiting" for one in found]
     return Answer(lambda: found, lambda: text, damaged=failed)
 
@@ -120,8 +123,9 @@ def push(
         target = opened.run(fork) if fork in opened.run_names() else opened.create_run(fork)
         return _pushed(target, pushing.rescue(target.handle.committer, folder))
     folder = _folder(opened, run, journal)
-    first = next((one for one in pushing.listed(folder) if _is_outside(one)), None)
-    if first is None or first.entry is None:
+    lost = (one for one in pushing.listed(folder) if one.outcome in ("stranded", "refused"))
+    first = next((one for one in lost if one.entry is not None), None)
+    if first is None:
         raise NotFound(
             "no stranded or refused save of this run is in the journal",
             where=folder.path,
@@ -158,10 +162,6 @@ def rm(
     return f"deleted: {run}, entry {pushing.delete(folder, entry).number}"
 
 
-def _is_outside(one: Listed) -> bool:
-    return one.outcome in ("stranded", "refused") and one.entry is not None
-
-
 def _forked(opened: Registry, folder: RunFolder, first: Listed, name: str) -> Run:
     assert first.entry is not None  # only such entries are pushed
     log = RunLog(opened.handle.store, folder.run_id)
@@ -183,12 +183,6 @@ def _journal(path: str | None) -> Journal:
             "no journal is named", hint=f"Give --journal DIR, or set {FOLDER_VARIABLE}."
         )
     return Journal(path)
-
-
-def _folders(opened: Registry, path: str | None) -> Iterator[RunFolder]:
-    for registry_id, folder in run_folders(_journal(path)):
-        if registry_id == opened.id:
-            yield folder
 
 
 def _folder(opened: Registry, run: str, path: str | None) -> RunFolder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +25,12 @@ _LS = (
     Column("lifetime", drop=2),
     *numbers("entries", text="{:,}".format),
     *numbers("segments", drop=3),
-    Column("archives", text=lambda one: " ".join(_archives(one)), folds=True, drop=1),
+    Column(
+        "archives",
+        text=lambda counts: " ".join(f"{label} ({count:,})" for label, count in counts.items()),
+        folds=True,
+        drop=1,
+    ),
 )
 _NAME = argument("NAME", "The stream.")
 
@@ -107,10 +112,6 @@ def _json(stream: StreamRecord) -> dict[str, Any]:
         "segments": len(stream.segments),
         "archives": {archive.label: archive.count for archive in stream.archives},
     }
-
-
-def _archives(counts: dict[str, int]) -> Iterator[str]:
-    return (f"{label} ({count:,})" for label, count in counts.items())
 
 
 # Lines of JSON

@@ -92,10 +92,8 @@ def said(step: CareStep) -> str:
     if step.state == "left":
         return "left to the next call"
     parts = [_figure(name, value) for name, value in step.counts.items() if value]
-    return (
-        ", ".join([*parts, *(["goes on in the next call"] if step.state == "part" else [])])
-        or "nothing"
-    )
+    parts += ["goes on in the next call"] * (step.state == "part")
+    return ", ".join(parts) or "nothing"
 
 
 def _figure(name: str, value: float) -> str:

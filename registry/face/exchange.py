@@ -64,11 +64,10 @@ class RunExchange:
         """Save a state that is made of others: some tensors averaged, the rest picked.
 
         Committed like `push`: the run keeps its trainer. Tensors that are picked, or equal in all
-        sources, are not stored again; the rest is computed chunk by chunk, in less than 256 MiB for
-        states of any size. The checkpoint's meta names the sources, under `merge`.
-
-        All other options are those of `Run.save`; but `storing` has no `precision`, no differences
-        are made, and `meta` is a mapping without the key `merge`.
+        sources, are not stored again; the rest is computed chunk by chunk, in less than 256 MiB.
+        The checkpoint's meta names the sources, under `merge`. All other options are those of
+        `Run.save`; but `storing` has no `precision`, no differences are made, and `meta` is a
+        mapping without the key `merge`.
 
         Args:
             sources: Checkpoints, or other stored states, of any run of this registry. They have the
@@ -105,10 +104,9 @@ class RunExchange:
     ) -> CheckoutReport:
         """Write the run as the folder of a system, or bring such a folder up to date.
 
-        Files have the names and formats of the system, links are relative and replaced atomically,
-        and every file is whole or absent. What an earlier checkout has made and the run has no
-        longer is removed; files that it has not made, or that were changed, are left alone. No file
-        shares memory with the registry: a folder may be edited.
+        Every file is whole or absent, links are relative and replaced atomically. What an earlier
+        checkout has made and the run has no longer is removed; files that it has not made, or that
+        were changed, are left alone. No file shares memory with the registry: edit them freely.
 
         Args:
             root: The folder; it is made if it does not exist.
@@ -173,9 +171,8 @@ class RunExchange:
     ) -> Iterator[ImportedFile]:
         """Follow a folder into which a program writes: yield each file once it was taken in.
 
-        A file is taken in when it is complete: its content or size says so by the rules of the
-        layout, or it was quiet for a while. After a restart, files that were taken in are not taken
-        in again.
+        A file is taken in once, when its content or size says by the rules of the layout that it is
+        complete, or when it was quiet for a while.
 
         Args:
             root: The folder.

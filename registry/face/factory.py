@@ -51,10 +51,9 @@ def init(
             which is faster and saves fewer bytes, or `auto`: zstd, faster for bfloat16 and float32.
             No id depends on it. Default: uncompressed.
         keyframe_every: Store a chunk that changes from save to save whole once in this many
-            versions, 1 to 32, unless a save says otherwise. In between it is stored as a difference
-            if that is clearly shorter. A save then reads the versions that it builds on, and a load
-            reads up to this many differences. They are compressed, by `zstd` if no `compression` is
-            given. Default: 1, no differences.
+            versions, 1 to 32, unless a save says otherwise, and in between as a difference if that
+            is clearly shorter. A save then reads the versions that it builds on, and a load up to
+            this many. Differences are compressed, by default by `zstd`. Default: 1, none.
         skip_race_probe: Do not race the store's put-if-absent first. For emulators that are known
             not to be atomic and hold nothing of value; `registry.json` records it.
         storage_options: As for `open`.
@@ -106,8 +105,8 @@ def open(  # noqa: A001 - holdfast.open is the word that users expect
     Args:
         url: Where it is. Default: the environment variable `HOLDFAST_REGISTRY`; then the options
             in `HOLDFAST_STORAGE_OPTIONS`, a JSON object, count as well.
-        read_only: Refuse every write in this process, whatever the credentials allow. So is every
-            registry but that of `HOLDFAST_REGISTRY` while `holdfast verify-resume` runs a program.
+        read_only: Refuse every write in this process. While `holdfast verify-resume` runs a
+            program, every registry but that of `HOLDFAST_REGISTRY` is read-only.
         expect_id: The registry's id as it was remembered; another one is refused.
         cache: A folder of a local disk, or a `ChunkCache`, that keeps the chunks that are read.
             Default: the environment variable `HOLDFAST_CACHE`, for registries in buckets only. An

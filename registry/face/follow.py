@@ -38,11 +38,10 @@ class RunFollow:
         """Follow the run: each checkpoint goes to one follower of a group, in log order.
 
         A checkpoint is claimed before the loop gets it, and acknowledged when the loop asks for the
-        next one. If an exception or `break` ends the loop, the last checkpoint is not acknowledged,
-        and is given out again when its hold is over: at least once, never lost. Before a `break`,
-        call `acknowledge()` on the returned object if the checkpoint is done. The loop does not get
-        superseded and evicted checkpoints, and those that are held back because their weights are
-        not finite.
+        next one. If an exception or `break` ends the loop, the last one is given out again when its
+        hold is over: at least once, never lost. Before a `break`, call `acknowledge()` on the
+        returned object if it is done. Superseded, evicted and held back (not finite) checkpoints
+        are left out.
 
         The loop ends when the run is completed, failed or dropped and the group has done all of its
         checkpoints. Waiting costs one request for each poll.
@@ -50,16 +49,16 @@ class RunFollow:
         Args:
             phase: Only checkpoints of this phase.
             group: Followers that share the checkpoints; every other group gets all of them again.
-            hold_s: Seconds for which no other follower of the group gets the checkpoint and
-                retention keeps it. A follower that is silent for longer counts as dead.
+            hold_s: Seconds for which no other follower of the group gets the checkpoint, and
+                retention keeps it.
             poll_s: Seconds between looks at the log; twice as long after each look that finds
                 nothing new.
             longest_poll_s: The longest time between two looks.
             timeout_s: End the loop after this many seconds without a checkpoint. Default: never.
             follow: Whether to wait for more; `False` ends after the checkpoints that exist now.
-            follower: A name that outlives this process, such as a job's id: a follower that is
-                started again under this name continues with the checkpoint that it held. Only one
-                follower may use a name at a time. Default: random.
+            follower: A name that outlives this process, such as a job's id: started again under it,
+                a follower continues with the checkpoint that it held. One at a time may use a name.
+                Default: random.
 
         Raises:
             InvalidInput: The run has no such phase, or a name or a time is not legal.
@@ -91,28 +90,23 @@ class RunFollow:
     ) -> Following:
         """Keep a model at the run's newest weights: `for ck in run.follow.into(model): ...`.
 
-        The loop gets each checkpoint when its weights are in the model: in the same tensors, in
-        the same memory. Only chunks that differ from those in the model are fetched; of a chunk
-        that is stored as a delta only the delta, since the model has its base. All chunks are
-        verified before the first is copied into the model, so an error leaves the model as it was,
-        unless a device fails during the copies. This takes as much host memory as the changed
-        chunks have bytes.
+        The loop gets each checkpoint when its weights are in the model, in the same memory. Only
+        chunks that differ from those in the model are fetched; of a chunk that is stored as a delta
+        only the delta. All are verified before the first is copied, so an error leaves the model as
+        it was, unless a device fails during the copies. The changed chunks take host memory.
 
-        Followers do not share checkpoints: each one gets the newest, nothing is claimed or
-        acknowledged, and the right to read is enough. Waiting costs one request for each poll. A
-        checkpoint that is evicted and collected while it is read is skipped for a newer one. After
-        an error the same object can be used again.
-
-        In a loop of your own, call `poll()` on the returned object: it takes newer weights, if
-        there are any, without waiting. Its two halves are `fetch()`, which a thread may call while
-        the model is in use, and `swap()`, which copies.
+        Followers do not share checkpoints: each one gets the newest, and the right to read is
+        enough. Waiting costs one request for each poll. After an error the same object can be used
+        again. In a loop of your own, call `poll()` on it: it takes newer weights, if there are any,
+        without waiting. Its two halves are `fetch()`, which a thread may call while the model is in
+        use, and `swap()`, which copies; the program must not write to the model meanwhile.
 
         The next checkpoint overwrites everything that the program wrote to the model: afterwards
         the model equals the checkpoint, bit for bit. To ensure that, each step hashes the chunks
-        that it does not replace, and the results of deltas. It hashes whole tensors if torch has
-        counted a write, or cannot count (NumPy arrays, tensors made in inference mode). A program
-        that never bypasses torch's counter (through `.data` or foreign kernels) may skip that with
-        `rehash=False`. The program must not write to the model while weights are copied into it.
+        that it does not replace, and the results of deltas; whole tensors if torch has counted a
+        write, or cannot count (NumPy arrays, tensors made in inference mode). A program that never
+        bypasses torch's counter (through `.data` or foreign kernels) may skip that with
+        `rehash=False`.
 
         Args:
             model: An object with `state_dict()`, or a dict of tensors or arrays, on any device.
@@ -125,11 +119,10 @@ class RunFollow:
                 weights of the model.
             rehash: Which weights without counted writes to hash before each checkpoint: by default
                 those that it does not replace; all (`True`), or none (`False`).
-            poll_s: Seconds between looks at the log; twice as long after each look that finds
-                nothing new.
+            poll_s: As for `checkpoints`, like the next three.
             longest_poll_s: The longest time between two looks.
             timeout_s: End the loop after this many seconds without a checkpoint. Default: never.
-            follow: Whether to wait for more; `False` ends after the checkpoints that exist now.
+            follow: Whether to wait for more.
 
         Raises:
             InvalidInput: The run has no such phase, or a time is not legal. By the loop:

@@ -16,7 +16,9 @@ _MOST_METRICS = 6
 
 def run_html(run: RunManifest) -> str:
     """Return a run as HTML: its status, its best checkpoints, and the newest ones as a table."""
-    live = run.live()
+    live, kinds = run.live(), ("gate", "release", "artifact", "tag")
+    bests = [(one.label, run.own_best(one)) for one in run.monitors]
+    pins = {kind: [one.name for one in run.pins_of(kind)[: markup.MOST_ROWS]] for kind in kinds}
     facts = {
         "status": run.shown_status if run.dropped is None else f"dropped: {run.dropped}",
         "failed": run.reason,
@@ -26,8 +28,8 @@ def run_html(run: RunManifest) -> str:
         "checkpoints": f"{len(live):,}, {size(sum(one.size_bytes for one in live))}",
         "evicted": run.evicted_count or None,
         "superseded": run.superseded_count or None,
-        **{f"best {one.label}": _best(run.own_best(one)) for one in run.monitors},
-        **{f"{kind}s": _names(run, kind) for kind in ("gate", "release", "artifact", "tag")},
+        **{f"best {label}": best and step_ref(best) for label, best in bests},
+        **{f"{kind}s": ", ".join(names) for kind, names in pins.items()},
         "held": "; ".join(f"{hold_ref(run, one)} {hold_in_words(one)}" for one in run.holds or ()),
         "streams": ", ".join(one.name for one in run.streams[: markup.MOST_ROWS]),
     }
@@ -47,14 +49,6 @@ def _newest(live: list[CheckpointRecord]) -> markup.Rows:
         for one in newest
     ]
     return markup.Rows(("checkpoint", *names, "size", "time"), rows, len(live), "checkpoints")
-
-
-def _best(record: CheckpointRecord | None) -> str | None:
-    return None if record is None else step_ref(record)
-
-
-def _names(run: RunManifest, kind: str) -> str:
-    return ", ".join(pin.name for pin in run.pins_of(kind)[: markup.MOST_ROWS])
 
 
 def registry_html(registry: RegistryHandle) -> str:

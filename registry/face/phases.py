@@ -90,28 +90,25 @@ class RunPhases:
         """Start training in a mode: from nothing, from another run's checkpoint, or where it was.
 
         - `fresh`: nothing is carried; random numbers come from the run's seed.
-        - `warm_start`: the preset's `warm_start` rows say what is carried from another run's
-          checkpoint; random numbers come from the run's seed, and steps begin again.
+        - `warm_start`: as `fresh`, but the preset's `warm_start` rows say what is carried from
+          another run's checkpoint. The log records it; it can be repeated until the first save.
         - `resume`: everything is carried, and training continues exactly where it was.
 
-        A warm start is recorded in the log with its source and its rows; it can be repeated until
-        the first save. Every check is made before anything is loaded or committed.
+        Every check is made before anything is loaded or committed.
 
         Args:
             mode: `fresh`, `warm_start` or `resume`.
             source: For `warm_start` a checkpoint or a release of any run. For `resume` exactly this
                 checkpoint of the run; default: the newest sound one.
             expected: Plain values that the checkpoint must have, by path, such as
-                `{"state_dimension": 12}`. Those that the preset lists as `compatible_keys` must be
-                given.
+                `{"state_dimension": 12}`; those in the preset's `compatible_keys` must be given.
             carry: For `warm_start`: the top-level keys that are carried, in place of the preset's
                 rows. Without either they are the keys that inference needs.
             sources: For `resume`, as for `restore`; places that the preset lists must be given.
             initialise: For `warm_start`: functions that make the reset parts, as for `transition`.
             map_location: Device for the tensors, as `torch.device` or its name.
             config: For `resume`: the configuration of this program, if `Registry.run` was not given
-                it. One error lists everything in which it, the input hash and the expected values
-                differ.
+                it.
             input_hash: For `resume`: a hash of the input data, in the same way.
 
         Returns:
@@ -119,8 +116,7 @@ class RunPhases:
 
         Raises:
             InvalidInput: An argument is missing or does not belong to the mode, or the preset
-                demands a configuration or an input hash, and neither this call nor `Registry.run`
-                was given it.
+                demands a configuration or an input hash that nobody has given.
             IncompatibleState: A value differs from the expected one, the configuration or the input
                 hash from that of the run or of an imported file, or a row fits nothing; the message
                 lists all.
@@ -281,9 +277,9 @@ class RunPhases:
         """Raise the schema version of the run's states, with the migration that it needs.
 
         The migration is registered in this process and tried on the newest checkpoint; then one
-        commit gives the run its new version. From then on saves have it, and loads migrate older
-        states, so every program that loads them makes this call: if the run has the version
-        already, it only registers. A trainer of the old version can no longer save: stop it before.
+        commit gives the run its new version. Every program that loads older states makes this call:
+        if the run has the version already, it only registers. Stop trainers of the old version
+        before: they can no longer save.
 
         Args:
             source: The version of the run's states today.

@@ -223,7 +223,10 @@ def _number(log: RunLog, segments: list[str]) -> int:
             assert checkpoint is not None  # replay has every gate name one
             return checkpoint
         case ["tags", name]:
-            return _tagged(log.run, name)
+            if name not in (tags := log.run.tags):
+                where = f"{log.run_id}/tags/{name}"
+                raise NotFound("no such tag", where=where, hint=near(name, tags))
+            return tags[name]
         case [text] if is_digest(text):
             return _by_digest(log, text)
         case ["latest" | "best", *_]:
@@ -252,13 +255,6 @@ def _near(run: RunManifest, path: str) -> str | None:
     names = ["latest", "best", *(f"{pin.kind}s/{pin.name}" for pin in run.pins)]
     same = [one for one in names if one.rpartition("/")[2] in (path, path.removeprefix("v"))]
     return f"Did you mean {' or '.join(map(repr, same))}?" if same else near(path, names)
-
-
-def _tagged(run: RunManifest, name: str) -> int:
-    tags = run.tags
-    if name not in tags:
-        raise NotFound("no such tag", where=f"{run.run_id}/tags/{name}", hint=near(name, tags))
-    return tags[name]
 
 
 def _by_digest(log: RunLog, text: str) -> int:
@@ -333,7 +329,6 @@ def _pointed(log: RunLog, phase: str | None, segments: list[str]) -> int:
 
 def _at_step(log: RunLog, phase: str, step: int, where: str) -> int:
     run = log.run
-    records = run.live(phase)
     for record in run.at_step(phase, step):
         return record.n
     everything = log.history().checkpoints
@@ -343,7 +338,9 @@ def _at_step(log: RunLog, phase: str, step: int, where: str) -> int:
         gone = min(saved, key=lambda one: (one.superseded, -one.n))
         evicted = {one.manifest for one in saved if one.evicted is not None}
         raise _not_pointed(run, gone, where, is_alone=len(evicted) == 1)
-    raise NotFound("no checkpoint at this step", where=where, found=_nearby(records, step))
+    near_by = sorted((one.step for one in run.live(phase)), key=lambda other: abs(other - step))
+    found = f"steps {', '.join(map(str, sorted(near_by[:3])))}"
+    raise NotFound("no checkpoint at this step", where=where, found=found)
 
 
 def _not_pointed(
@@ -364,8 +361,3 @@ def _not_pointed(
         where=where,
         hint=f"`holdfast undo {run.run_id} {name}` brings it back until it is collected.",
     )
-
-
-def _nearby(records: Iterable[CheckpointRecord], step: int) -> str:
-    nearest = sorted((record.step for record in records), key=lambda other: abs(other - step))[:3]
-    return "steps " + ", ".join(map(str, sorted(nearest)))

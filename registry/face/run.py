@@ -258,9 +258,8 @@ class Run:
 
         For models of which no process has memory for a copy: nothing but the target's tensors is
         loaded, and no older checkpoint is tried. On a handle with a `group` every rank calls it;
-        sharded tensors may have any layout, and each rank fetches about its share. With a journal
-        the newest checkpoint may be one that is only on this machine. Plain values, such as a step
-        or a generator, are read with `checkpoint.load(only=...)`.
+        sharded tensors may have any layout, and each rank fetches about its share. Plain values,
+        such as a step or a generator, are read with `checkpoint.load(only=...)`.
 
         Args:
             target: An object with `state_dict()`, or a dict of tensors.
@@ -292,12 +291,10 @@ class Run:
         Args:
             state: A dict of tensors (torch or NumPy, of any shape, dtype and device) and plain
                 values, nested in any way. Objects with `state_dict()` are replaced by its result;
-                only inside a dict does it keep the versions of modules.
-                If a part changes before this returns, the bytes of some moment of the call are
-                stored.
+                only inside a dict does it keep the versions of modules. If a part changes before
+                this returns, the bytes of some moment of the call are stored.
             step: Training step, update or epoch of the state: 0 to 2^53.
-            phase: Phase of the run. Default: the phase that the run is in; `main` if the preset
-                declares none.
+            phase: Phase of the run. Default: the one that the run is in; `main` without a preset's.
             metrics: Numbers that describe the state; `Checkpoint.report` can add more. Numbers
                 under the preset's `metrics_key` of the state count as well.
             meta: Plain values to store with the checkpoint; its id does not depend on them.
@@ -324,10 +321,10 @@ class Run:
                 than the preset demands, or no load could read the state's schema version.
             Fenced: Another trainer has taken the run over.
             Conflict: The step holds another state already, the phase is over, or the run is.
-            StorageError: The store failed; nothing is visible, except that StoreUnavailable
-                leaves that open. Repeating the save is safe either way.
-            RankFailed: With a group: another rank is dead or late; the message names it. Nothing is
-                visible, unless it says that the outcome is unknown.
+            StorageError: The store failed; nothing is visible, but StoreUnavailable leaves that
+                open. Repeating the save is safe either way.
+            RankFailed: With a group: another rank is dead or late. Nothing is visible, unless the
+                message says that the outcome is unknown.
         """
         request = ask(self._handle, step, takes_over=True, **options)
         return self._handle.saver.pipeline.save(state, request)
@@ -344,21 +341,19 @@ class Run:
     ) -> PendingSave:
         """Save a state in the background; return once it has been copied.
 
-        The copy is in host memory that later saves reuse. One save runs at a time; `busy` says what
-        the next one does, and the next call raises the error of an earlier one. The end of the
-        program waits for a running save, for up to `HOLDFAST_EXIT_WAIT_S` seconds (600); a save
-        that is lost then is logged as an error on the logger `holdfast`, and the exit status is
-        120. All other options, and the errors, are those of `save`.
+        The copy is in host memory that later saves reuse. One save runs at a time; the next call
+        raises the error of an earlier one. The end of the program waits for a running save, for up
+        to `HOLDFAST_EXIT_WAIT_S` seconds (600); a save that is lost then is logged as an error, and
+        the exit status is 120. All other options, and the errors, are those of `save`.
 
         Args:
             state: As for `save`.
             step: Training step, update or epoch of the state.
             busy: If an earlier save is running: `wait` for it; `skip` this save; or `supersede`:
                 copy the state to a second memory, where it waits until a newer save takes its
-                place. Entries for streams go to the newer save.
-            may_fail: How many saves in a row may fail: an error of the store, such as an outage, is
-                then logged and only `wait` raises it; the next call goes on, and its save has the
-                entries for streams. Not with a `group`.
+                place, and its entries for streams.
+            may_fail: How many saves in a row may fail by an error of the store: it is logged, only
+                `wait` raises it, and the next save has the entries for streams. Not with a `group`.
 
         Returns:
             The save: `wait` gives the checkpoint, `waited_s` the seconds for which this call waited
@@ -371,11 +366,9 @@ class Run:
         """Log numbers, texts and pictures of a step, such as its loss. Never waits, never raises.
 
         The next save of this step or a later one commits them with its checkpoint. Without a save
-        they get a commit of their own within a minute, which takes the run over like a save: at
-        most 1,440 commits a day for numbers, and as many for texts and pictures. With a journal or
-        a `group` they wait for a save. A crash loses what was in memory. Only rank 0 logs; other
-        ranks may call it. `run.history.logged()` returns the numbers, each step once; the page
-        draws them and shows texts and pictures.
+        they get a commit of their own within a minute, which takes the run over like a save; with a
+        journal or a `group` they wait for a save. A crash loses what was in memory. Only rank 0
+        logs; other ranks may call it. `run.history.logged()` returns the numbers, each step once.
 
         Args:
             values: By name, except `step`. Numbers of Python, NumPy or torch go to the stream
@@ -384,9 +377,8 @@ class Run:
                 a figure of matplotlib, an array of height x width (x 1 to 4 channels), a tensor of
                 (channels x) height x width. Arrays are uint8, or floats from 0 to 1, and are
                 encoded during the call. At most 2^24 pixels and 8 MiB as a file.
-            step: The step, 0 to 2^53. A wrong step or another value loses what this call logs, and
-                so does a run whose preset declares streams without these: a warning says why, and
-                the next entry has the number of lost ones as `lost`.
+            step: The step, 0 to 2^53. What cannot be logged is lost: a warning says why, and the
+                next entry has the number of lost ones as `lost`.
             system: Add what the machine does, as `system/...`: CPU, memory and disk in percent,
                 bytes of this process, of the network, and of torch on the GPU. Needs psutil (extra
                 `system`); without it a warning says so once.

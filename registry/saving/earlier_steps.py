@@ -69,7 +69,15 @@ class EarlierSteps:
         if declared is not None:
             for name, earlier in equal.items():
                 if any(fnmatchcase(name, pattern) for pattern in declared):
-                    raise _refusal(name, earlier, components[name].digest, where)
+                    raise IncompatibleState(
+                        f"component {printable(name)} has to change, and has the bytes of step "
+                        f"{earlier}",
+                        where=where,
+                        expected=f"another state than at step {earlier}",
+                        found=components[name].digest.short,
+                        hint="Save a copy that was made at this step; the preset lists the "
+                        "component in `must_change`.",
+                    )
             return
         found = _suspicious(components, equal)
         self._warn_of_standstill(phase, step, components, where, is_told=bool(found))
@@ -113,17 +121,6 @@ class EarlierSteps:
                 if name in components and components[name].digest == digest:
                     found[name] = known_step
         return found
-
-
-def _refusal(name: str, earlier: int, digest: Digest, where: str) -> IncompatibleState:
-    return IncompatibleState(
-        f"component {printable(name)} has to change, and has the bytes of step {earlier}",
-        where=where,
-        expected=f"another state than at step {earlier}",
-        found=digest.short,
-        hint="Save a copy that was made at this step; the preset lists the component in "
-        "`must_change`.",
-    )
 
 
 def _stands_still(before: Components, now: Components) -> bool:

@@ -45,7 +45,9 @@ def failure_text(error: BaseException) -> str:
         said = printable(str(error)[: 4 * _MESSAGE])
     except Exception:  # its class is what makes the text
         said = ""
-    said = _ASSIGNED.sub(_hidden, secrets.hide(said))
+    said = _ASSIGNED.sub(
+        lambda one: f"{one[1]}=***" if may_be_secret(one[1]) else one[0], secrets.hide(said)
+    )
     name = type(error).__qualname__
     lines = [shortened(f"{name}: {said}" if said else name, _MESSAGE)]
     frames = [(frame.f_code, line) for frame, line in walk_tb(error.__traceback__)]
@@ -53,10 +55,6 @@ def failure_text(error: BaseException) -> str:
         place = secrets.hide(printable(f"{code.co_filename}:{line}"))[-_LINE:]
         lines.append(f"at {place} in {shortened(printable(code.co_name), _LINE)}")
     return "\n".join(lines)
-
-
-def _hidden(found: re.Match[str]) -> str:
-    return f"{found[1]}=***" if may_be_secret(found[1]) else found[0]
 
 
 #: Seconds for which the end of a process tries.
@@ -125,10 +123,10 @@ def _end() -> None:
     forget_all()
     if not mine:
         return
-    error = _uncaught()
     status = SetStatus(status="interrupted")
-    if error is not None:
-        status = SetStatus(status="failed", reason=failure_text(error))
+    uncaught = getattr(sys, "last_value", None)  # Python sets it where it prints the traceback
+    if isinstance(uncaught, Exception) and not hasattr(sys, "ps1"):
+        status = SetStatus(status="failed", reason=failure_text(uncaught))
     ending = threading.Thread(target=_set_all, args=(mine, status), daemon=True)
     try:
         ending.start()
@@ -148,12 +146,6 @@ def _set_all(owned: Sequence[tuple[Store, Owned]], said: SetStatus) -> None:
             _LOGGER.info("%s: the run is gone, so it has no status", one.run_id)
         except (RegistryError, OSError, RuntimeError) as error:
             _LOGGER.warning("%s: the status was not set to %s: %s", one.run_id, said.status, error)
-
-
-def _uncaught() -> Exception | None:
-    """Return the exception that nobody caught and that has ended the program."""
-    last = getattr(sys, "last_value", None)  # Python sets it where it prints the traceback
-    return last if isinstance(last, Exception) and not hasattr(sys, "ps1") else None
 
 
 def _end_worker() -> None:

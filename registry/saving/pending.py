@@ -359,7 +359,10 @@ class Background(Generic[Save]):
             prepared = replace(prepared, request=request)
             self._forget(replaced)
             replaced.pending.give_up("superseded")
-        copy = copied(prepared, lambda part, flat: self._stage(side, part, flat))
+        memory = self._stagings[side]
+        copy = copied(
+            prepared, lambda part, flat: self._copy(memory.setdefault(part, Staging()), flat)
+        )
         future: Future[Checkpoint] = Future()
         job = _Job(copy, side, future, PendingSave(future, name, exit_wait_s, waited_s))
         if self._threads is None:
@@ -404,9 +407,6 @@ class Background(Generic[Save]):
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
-
-    def _stage(self, side: int, name: str, state: FlatState) -> FlatState:
-        return self._copy(self._stagings[side].setdefault(name, Staging()), state)
 
     def _run(self, job: _Job[Save]) -> None:
         with self._lock:

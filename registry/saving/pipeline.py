@@ -30,7 +30,6 @@ from holdfast.registry.saving.pending import (
 )
 from holdfast.registry.saving.save_request import Save, SaveRequest, copied
 from holdfast.registry.values import HERE
-from holdfast.registry.writing import Staging
 
 _LOGGER = logging.getLogger("holdfast")
 
@@ -56,7 +55,10 @@ class Pipeline(Generic[Save]):
         self._make: Callable[[Save, Sequence[SaveRequest]], Checkpoint] = make
         self._guard, self._begin_anew, self._only_waits = guard, begin_anew, only_waits
         self._handing_over = RLock()
-        self._background: Background[Save] = Background(self._make_or_forgive, self._copy)
+        self._background: Background[Save] = Background(
+            self._make_or_forgive,
+            lambda staging, state: staging.copy(state, ownership.store.pools.copying),
+        )
         self.failed_saves = 0  # number of failed saves after which the training run continued
 
     def save(self, state: object, request: SaveRequest) -> Checkpoint:
@@ -152,9 +154,6 @@ class Pipeline(Generic[Save]):
             self._ownership.at_first_saves = None
         with self._guard(request.step):
             return self._prepare(state, request)
-
-    def _copy(self, staging: Staging, state: FlatState) -> FlatState:
-        return staging.copy(state, self._ownership.store.pools.copying)
 
     def _make_with_logged(self, save: Save, failed: Sequence[SaveRequest]) -> Checkpoint:
         """Make a save, and let it take along what was logged up to its step."""

@@ -164,14 +164,10 @@ class SaveCommit(NewCommit):
         self._replanned = True
         self.written = WrittenSave(main, companions, model, appends, failed)
         if may_thin(run.spec) and known is None:
-            self._thinned = self._place_thinnings(claimed)
+            saved = after_commit(claimed, [self._addition(claimed)])
+            plan = plan_retention(saved, int(time.time() * 1000))
+            self._thinned = place_thinnings(writer, saved, plan, PER_SAVE)
         return [*self.written.states, *self._thinned.states]
-
-    def _place_thinnings(self, claimed: RunManifest) -> PlacedThinnings:
-        """Put the placements of the checkpoints that retention thins with this save."""
-        saved = after_commit(claimed, [self._addition(claimed)])
-        plan = plan_retention(saved, int(time.time() * 1000))
-        return place_thinnings(self._writer, saved, plan, PER_SAVE)
 
     def _write_here(
         self, name: str, bases: Sequence[PlacedState], watched: Sequence[str]

@@ -159,8 +159,9 @@ def unpack_entries(
         return []
     first, last = segment.used(window.start), segment.used(window.stop)
     feeds = {
-        key: iter(_items(column[first.get(key, 0) : last.get(key, 0)]))
+        key: iter(part if isinstance(part, list) else part.tolist())
         for key, column in segment.columns.items()
+        for part in [column[first.get(key, 0) : last.get(key, 0)]]
     }
     forms = [[(key, feeds[key].__next__) for key in keys] for keys in segment.orders]
     picks: Iterable[int] = repeat(0, len(window))
@@ -205,10 +206,6 @@ def _column(values: list[Any]) -> Array | list[Any]:
         with suppress(OverflowError):  # beyond int64
             column = np.array(values, np.int64)
     return column
-
-
-def _items(column: Array | list[Any]) -> list[Any]:
-    return column if isinstance(column, list) else column.tolist()
 
 
 def _are_steps(column: object, count: int) -> bool:

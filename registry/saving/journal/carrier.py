@@ -123,17 +123,21 @@ class Carrier:
         return entry
 
     def _carry(self, committer: Committer, number: int, entry: Entry) -> Note:
-        scan, states = self._scan_for(entry), EntryStates(self._folder, entry.write, self._store)
+        scan, folder = self._scan_for(entry), self._folder
         scan.read_to(committer.log.run)
-        takeover = scan.takeover_of(self._folder, entry)
+        takeover = scan.takeover_of(folder, entry)
         scan.require_taken(takeover)
         if scan.commit_of(entry.write) is None:
             scan.require_own(takeover)
-            self._require_followed(number, entry)
+            # An entry after a damaged one is carried: its own state is whole.
+            before = None if entry.follows is None else folder.outcome_of(entry.follows, number)
+            with refusing():  # a save that never enters the run is followed by none (J8)
+                require_line(folder.run_id, before)
         if entry.save is None:
             committer.commit(CarriedStatus(entry, takeover, scan))
             commit = None
         else:
+            states = EntryStates(folder, entry.write, self._store)
             save = CarriedSave(committer.writer, entry, entry.save, takeover, scan, states)
             committer.commit(save)
             commit = save.checkpoint_n
@@ -143,15 +147,6 @@ class Carrier:
         self._folder.keep_copy(committer.log, self._store)
         # A save that repeats a checkpoint, with nothing new, needs no commit.
         return Note(outcome="carried", commit=commit if landed is None else landed)
-
-    def _require_followed(self, number: int, entry: Entry) -> None:
-        """Refuse an entry whose training continues from a save that never enters the run (J8).
-
-        An entry after a damaged one is carried: its own state is whole.
-        """
-        note = None if entry.follows is None else self._folder.outcome_of(entry.follows, number)
-        with refusing():
-            require_line(self._folder.run_id, note)
 
     def _damage(self, entry: Entry) -> tuple[RegistryError | None, bool]:
         """Return the damage of an entry in the journal, and whether some of it was repaired."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -62,7 +62,11 @@ class JournaledSaver:
 
     def __init__(self, committer: Committer, journal: Journal) -> None:
         self._committer, self._log = committer, committer.log
-        self.ownership = Ownership(committer, self._behind)  # the handle's hold on the run
+        #: The handle's hold on the run. The end of a process sets the status behind what waits.
+        self.ownership = Ownership(
+            committer,
+            lambda: partial(set_status_behind, self.folder, self.line.takeover, self.line.slot),
+        )
         #: The journal of the run.
         self.folder = RunFolder(journal, committer.store.config.id, committer.log.run_id)
         #: The run with the entries that wait, and where training continues.
@@ -221,10 +225,6 @@ class JournaledSaver:
         with self.ownership.lock:
             entry = self.line.entry(secrets.token_hex(8), said=said)
             self.line.acknowledge(entry, None, [said])
-
-    def _behind(self) -> Callable[[SetStatus], bool]:
-        """Return how the end of the process sets the status behind the entries that wait."""
-        return partial(set_status_behind, self.folder, self.line.takeover, self.line.slot)
 
     # Waiting
 

@@ -124,7 +124,8 @@ class Checkpointer:
         self._ranks = ranks_here(options.stopping.ranks, options.stopping.barrier_s, options.group)
         self._saves = self._ranks.rank == 0 or options.group is not None
         has_own = options.every_steps is not None or options.every_s is not None
-        every_steps = options.every_steps if has_own else _preset_cadence(run, options)
+        phase = run.present_phase if options.phase is None else check_phase(options.phase)
+        every_steps = options.every_steps if has_own else run.spec.phase(phase).save_every
         self._cadence = Cadence(every_steps, options.every_s, self._handle.training.resumed_step)
         self._best = _best_so_far(run, options.on_best)
         self._notice = Notice(options.stopping.notice)
@@ -483,11 +484,6 @@ def _best_so_far(run: RunManifest, on_best: bool | Monitor) -> BestSoFar | None:
     monitor = on_best if isinstance(on_best, Monitor) else run.monitor()
     best = run.best(monitor)
     return BestSoFar(monitor, best.metrics if best else {})
-
-
-def _preset_cadence(run: RunManifest, options: LoopOptions) -> int | None:
-    name = run.present_phase if options.phase is None else check_phase(options.phase)
-    return run.spec.phase(name).save_every
 
 
 def _nothing(_: object = None) -> None:

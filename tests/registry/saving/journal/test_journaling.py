@@ -346,7 +346,7 @@ def test_the_status_at_the_end_of_a_process_is_put_behind_what_waits_once(
 ) -> None:
     run = machine.run()
     run.save(make_state(1), step=1)
-    set_behind = run.handle.saver._behind()
+    set_behind = run.handle.ownership._behind()
     for _ in range(2):
         assert set_behind(SetStatus(status="failed"))
     machine.carry()
