@@ -36,7 +36,7 @@ from holdfast.registry.history.actions import SetStatus
 from holdfast.registry.saving import pending as _pending
 from holdfast.registry.saving.journal.carrier import Carrier
 from holdfast.registry.saving.journal.folder import RunFolder
-from holdfast.registry.saving.journal.records import Note
+from holdfast.registry.saving.journal.records import Entry, Note
 from holdfast.registry.store import Pools, Store
 from holdfast.registry.values import HERE
 
@@ -76,8 +76,9 @@ def set_status_behind(folder: RunFolder, takeover: int, slot: int, said: SetStat
     waiting = [entry for _, entry in folder.entries(folder.waiting())]
     if waiting and waiting[-1].status in (None, "running"):
         write, follows = secrets.token_hex(8), waiting[-1].write
+        entry = Entry.now(folder.run_id, takeover, slot, follows, write=write, said=said)
         with suppress(Fenced):
-            folder.acknowledge(folder.new_entry(takeover, slot, follows, write=write, said=said))
+            folder.acknowledge(entry)
     return bool(waiting)
 
 

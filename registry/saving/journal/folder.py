@@ -25,8 +25,7 @@ from holdfast.registry.errors import (
     StoreFull,
     UnsupportedFormat,
 )
-from holdfast.registry.history import TRAIN_ON, RunLog, new_authorship
-from holdfast.registry.history.actions import SetStatus
+from holdfast.registry.history import TRAIN_ON, RunLog
 from holdfast.registry.objects import RUNS, join_lines, split_lines
 from holdfast.registry.saving.journal.file_lock import FileLock
 from holdfast.registry.saving.journal.records import (
@@ -36,7 +35,6 @@ from holdfast.registry.saving.journal.records import (
     Machine,
     Note,
     Outcome,
-    SaveFields,
     Takeover,
 )
 from holdfast.registry.saving.journal.registries import PrivateFolder, keep_registry
@@ -47,7 +45,6 @@ from holdfast.registry.values import Record
 
 # Paths are strings here, as in the store of folders.
 # ruff: noqa: PTH102, PTH112, PTH116, PTH118, PTH120, PTH208
-
 
 _LOGGER = logging.getLogger("holdfast")
 _ID = "journal.json"
@@ -61,8 +58,7 @@ _OF_STATES = re.compile(
 #: Files with other names are not the journal's: it neither reads nor deletes them.
 _NUMBER, _WRITE = re.compile(r"[0-9]{20}"), re.compile(r"[0-9a-f]{16}")
 _REGISTRY = re.compile(r"[0-9a-f]{32}")
-#: Files of the reserve that are given up for one note.
-_GIVEN = 4
+_GIVEN = 4  # files of the reserve that are given up for one note
 
 _R = TypeVar("_R", bound=Record)
 _T = TypeVar("_T")
@@ -102,7 +98,7 @@ class RunFolder:
                 raise PermissionError(errno.EACCES, "the folder belongs to another user", root)
             if found.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH:
                 raise PermissionError(errno.EACCES, "every user may rename what is in it", root)
-            for path in (self.path, self._path(_STATES)):
+            for path in (self.path, os.path.join(self.path, _STATES)):
                 with suppress(FileExistsError):
                     os.mkdir(path, 0o700)
             self._require_name()
@@ -220,19 +216,15 @@ class RunFolder:
         with self.lock("acknowledging").held():
             newest = self.newest_takeover()
             if newest < entry.takeover:
-                raise MissingObject(
-                    "the journal was removed while this handle used it",
-                    where=self.path,
-                    hint=TRAIN_ON,
-                )
+                removed = "the journal was removed while this handle used it"
+                raise MissingObject(removed, where=self.path, hint=TRAIN_ON)
             if newest != entry.takeover:
                 raise Fenced(
                     "another trainer of this machine has taken this run over",
                     where=self.run_id,
                     hint="Stop this process; its earlier saves are kept.",
                 )
-            numbers = [*self._numbers(_ENTRIES), *self._numbers(_NOTES)]
-            number = max(numbers, default=0) + 1
+            number = max([*self.numbers(), *self.noted()], default=0) + 1
             self._put(_key(_ENTRIES, number), entry)
         # `_put` syncs file and folder; the states were made durable before. This copy is not
         # synced: it helps if the file of the entry alone is lost.
@@ -274,31 +266,6 @@ class RunFolder:
     def _writes(self) -> set[str]:
         return {entry.write for _, entry in self.entries(self.numbers())}
 
-    def new_entry(
-        self,
-        takeover: int,
-        search_from: int,
-        follows: str | None,
-        *,
-        write: str,
-        save: SaveFields | None = None,
-        said: SetStatus | None = None,
-    ) -> Entry:
-        """Return an entry, authored now; its fields are those of `Entry`."""
-        authorship = new_authorship()
-        return Entry(
-            run=self.run_id,
-            takeover=takeover,
-            search_from=search_from,
-            write=write,
-            author=authorship.author,
-            time_ms=authorship.time_ms,
-            save=save,
-            status=None if said is None else said.status,
-            reason=None if said is None else said.reason,
-            follows=follows,
-        )
-
     def numbers(self) -> list[int]:
         """Return the numbers of all entries, ascending."""
         return self._numbers(_ENTRIES)
@@ -307,12 +274,10 @@ class RunFolder:
         """Return the numbers of the entries without a note, ascending."""
         if not self.exists:
             return []
-        # A note is put after its entry, and deleted after it: entries before and behind the notes
-        # have none.
-        entries = self._numbers(_ENTRIES)
-        noted = set(self._numbers(_NOTES))
-        there = set(self._numbers(_ENTRIES))
-        return [number for number in entries if number in there - noted]
+        # A note is put after its entry, and deleted after it: so the entries are listed twice.
+        entries, noted = self.numbers(), set(self.noted())
+        there = set(self.numbers()) - noted
+        return [number for number in entries if number in there]
 
     def settled_to(self) -> int:
         """Return the number of the last entry that does not wait; it never goes back."""
@@ -494,14 +459,11 @@ class RunFolder:
             with suppress(ObjectNotFound, IntegrityError):
                 yield self._read(_key(prefix, number), kind)
 
-    def _path(self, name: str) -> str:
-        return os.path.join(self.path, name)
-
     def _put(self, key: str, record: Record) -> bool:
         return self._files.put_if_absent(key, join_lines([record.encode()]))
 
     def _read(self, key: str, kind: type[_R]) -> _R:
-        where = self._path(key)
+        where = os.path.join(self.path, key)
         line, *_ = split_lines(self._files.get(key), where=where)
         try:
             return kind.decode(line, where=where)

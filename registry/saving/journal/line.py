@@ -376,8 +376,8 @@ class JournaledLine:
         if isinstance(self.resumes, str):
             slot = min(slot, self._search_from)
         follows = self._follows and self._follows[1]
-        return self.folder.new_entry(
-            self.takeover, slot, follows, write=write, save=save, said=said
+        return Entry.now(
+            self.folder.run_id, self.takeover, slot, follows, write=write, save=save, said=said
         )
 
     def acknowledge(self, entry: Entry, n: int | None, actions: Sequence[Action]) -> int:

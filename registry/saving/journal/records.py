@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from holdfast.registry.history import Authorship
+from holdfast.registry.history import Authorship, new_authorship
 from holdfast.registry.history.actions import CommitKeys, Place, RunStatus, SetStatus
 from holdfast.registry.values import Field, Metrics, Name, PhaseName, Plain, Record, Step, empty
 
@@ -79,6 +79,33 @@ class Entry(Record):
     #: version 1 have none.
     follows: Id | None = None
     reason: str | None = None  # the exception that made it `failed`
+
+    @classmethod
+    def now(
+        cls,
+        run: str,
+        takeover: int,
+        search_from: int,
+        follows: str | None,
+        *,
+        write: str,
+        save: SaveFields | None = None,
+        said: SetStatus | None = None,
+    ) -> Self:
+        """Return an entry that is authored now."""
+        made = new_authorship()
+        return cls(
+            run=run,
+            takeover=takeover,
+            search_from=search_from,
+            write=write,
+            author=made.author,
+            time_ms=made.time_ms,
+            save=save,
+            status=None if said is None else said.status,
+            reason=None if said is None else said.reason,
+            follows=follows,
+        )
 
     @property
     def action(self) -> SetStatus:
