@@ -269,7 +269,7 @@ def _json(
         "run": run,
         "good": _named(found.good),
         "bad": _named(found.bad),
-        "first_bad": _named(found.first_bad) if found.first_bad else None,
+        "first_bad": found.first_bad and _named(found.first_bad),
         "undecided": [_named(one) for one in found.undecided],
         "steps": [
             {**_named(step.one), "verdict": step.verdict, "why": whys[step.one]}

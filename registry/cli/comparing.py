@@ -41,7 +41,7 @@ from holdfast.registry.history import (
     phase_value,
     step_ref,
 )
-from holdfast.registry.history.replay import CheckpointRecord, RunManifest
+from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.hub import engines
 from holdfast.registry.loading import Checkpoint, Stored, TensorInfo
 from holdfast.registry.values import abridged
@@ -296,17 +296,13 @@ def _branches_json(found: Branches) -> dict[str, Any]:
 
 
 def _pair_json(pair: StepPair) -> dict[str, Any]:
+    named = "id=manifest metrics"
     return {
         "phase": phase_value(pair.phase),
-        "step": pair.step,
-        "same": pair.is_same,
-        "first": _record_json(pair.first),
-        "second": _record_json(pair.second),
+        **picked(pair, "step same=is_same"),
+        "first": pair.first and picked(pair.first, named),
+        "second": pair.second and picked(pair.second, named),
     }
-
-
-def _record_json(record: CheckpointRecord | None) -> dict[str, Any] | None:
-    return None if record is None else {"id": record.manifest, "metrics": record.metrics}
 
 
 def _value_json(value: ValueDiff) -> dict[str, Any]:

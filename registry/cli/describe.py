@@ -108,8 +108,7 @@ def hold_json(run: Run, hold: Hold) -> dict[str, Any]:
     return {
         "ref": f"{run.id}{held}",
         "until": iso(hold.until_ms),
-        "reason": hold.reason,
-        "author": hold.author,
+        **picked(hold, "reason author"),
         "set": iso(hold.time_ms),
     }
 
@@ -119,9 +118,7 @@ def note_json(run: Run, note: Note) -> dict[str, Any]:
     record = None if note.checkpoint is None else run.manifest.by_n.get(note.checkpoint)
     return {
         "ref": run.id if note.checkpoint is None else record and ref(run.id, record),
-        "commit": note.checkpoint,
-        "text": note.text,
-        "author": note.author,
+        **picked(note, "commit=checkpoint text author"),
         "set": iso(note.time_ms),
     }
 
@@ -129,13 +126,8 @@ def note_json(run: Run, note: Note) -> dict[str, Any]:
 def components_json(stored: Stored) -> list[dict[str, Any]]:
     """Return the components of a stored state."""
     return [
-        {
-            "name": name,
-            "digest": part.digest,
-            "tensors": len(part.tensors),
-            "size_bytes": part.nbytes,
-        }
-        for name, part in stored.manifest.components.items()
+        {"name": name, "digest": one.digest, "tensors": len(one.tensors), "size_bytes": one.nbytes}
+        for name, one in stored.manifest.components.items()
     ]
 
 

@@ -9,7 +9,7 @@ import typer
 from holdfast.registry.cli import describe, options, output
 from holdfast.registry.cli.columns import Column, numbers
 from holdfast.registry.cli.command import Answer, answer_of, command, listed
-from holdfast.registry.cli.describe import iso
+from holdfast.registry.cli.describe import iso, picked
 from holdfast.registry.cli.opening import writes
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.errors import (
@@ -215,9 +215,7 @@ def _json(registry_id: str, run: str, one: Listed) -> dict[str, Any]:
     return {
         "registry": registry_id,
         "run": run,
-        "entry": one.number,
-        "outcome": one.outcome,
-        "reason": one.reason,
+        **picked(one, "entry=number outcome reason"),
         "phase": save.phase if save else None,
         "step": save.step if save else None,
         "id": save.place.manifest if save else None,

@@ -210,7 +210,7 @@ def run_json(run: Run, forks: list[str] | None, damage: Damage | None = None) ->
     """Return a run; `forks` are its forks' names, `None` where nobody looked for them."""
     manifest, damage = run.manifest, damage or Damage.of(run.handle.store)
     created, latest, writer = manifest.created, manifest.latest(), manifest.writer
-    backlog = run.backlog()
+    meta, backlog = decode_plain(latest.meta) if latest else None, run.backlog()
     bests = [(one, manifest.own_best(one), manifest.best(one)) for one in manifest.monitors]
     return {
         "run": run.id,
@@ -224,13 +224,13 @@ def run_json(run: Run, forks: list[str] | None, damage: Damage | None = None) ->
         "notes": [describe.note_json(run, one) for one in manifest.notes or ()],
         "last_heard": _heard_json(run),
         "damaged": [f"{run.id}/{ref}" for ref in damage.in_run(run.id)],
-        "waited_share": waited_share(decode_plain(latest.meta)) if latest else None,
-        "failed_saves": failed_saves(decode_plain(latest.meta)) if latest else 0,
+        "waited_share": waited_share(meta),
+        "failed_saves": failed_saves(meta),
         "seed": f"0x{created.seed}" if created else None,
         "config": decode_or_keep(manifest.config),
         "config_hash": created.config_hash if created else None,
         "environment": created.environment if created else {},
-        "monitors": [{"metric": m.metric, "mode": m.mode} for m in manifest.monitors],
+        "monitors": [picked(one, "metric mode") for one in manifest.monitors],
         "checkpoints": len(manifest.live()),
         "superseded": manifest.superseded_count,
         "evicted": manifest.evicted_count,
@@ -281,10 +281,7 @@ def lineage_json(run: Run, forks: list[str] | None) -> dict[str, Any]:
             {
                 "phase": phase_value(record.to_phase),
                 "from": phase_value(record.from_phase),
-                "pivot": record.name,
-                "source": record.source,
-                "commit": record.n,
-                "superseded": record.superseded,
+                **picked(record, "pivot=name source commit=n superseded"),
                 "config": decode_or_keep(record.config),
                 "meta": decode_or_keep(record.meta),
             }
