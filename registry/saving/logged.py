@@ -14,9 +14,10 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from threading import Lock, Timer
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from weakref import WeakSet, ref
 
 from holdfast.backends.errors import install_extra
@@ -30,12 +31,10 @@ from holdfast.registry.curation.streams import (
     stream_lifetime,
 )
 from holdfast.registry.errors import InvalidInput, RegistryError, StorageError
-from holdfast.registry.history import check_metrics, check_step
+from holdfast.registry.history import RunLog, check_metrics, check_step
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.saving.save_request import SaveRequest, without_landed
-
-if TYPE_CHECKING:  # it owns a `StepLog`
-    from holdfast.registry.saving.ownership import Ownership
+from holdfast.registry.writing import Committer, NewCommit
 
 #: Seconds after which entries are committed without a save.
 EVERY_S = 60.0
@@ -68,10 +67,29 @@ def system_numbers() -> dict[str, float]:
     return {f"system/{name}": float(value) for name, value in numbers.items()}
 
 
+class Owner(Protocol):
+    """The handle's hold on its run."""
+
+    @property
+    def log(self) -> RunLog:
+        """The log of the run."""
+
+    @property
+    def committer(self) -> Committer:
+        """The committer of the handle."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held during a commit that takes the run over."""
+
+    def commit(self, change: NewCommit) -> RunManifest:
+        """Commit a change that only the owner of a run may make; it takes the run over."""
+
+
 class StepLog:
     """The entries of one handle that no commit has yet."""
 
-    def __init__(self, ownership: Ownership) -> None:
+    def __init__(self, ownership: Owner) -> None:
         self._ownership = ownership
         #: Whether entries may be committed without a save now; `None`: never.
         self.goes_alone: Callable[[], bool] | None = None
