@@ -32,7 +32,7 @@ from typing import Any, BinaryIO, Final, NoReturn
 
 from holdfast.backends.errors import install_extra
 from holdfast.registry.errors import IncompatibleState, InvalidInput
-from holdfast.registry.formats.content import Content, portable
+from holdfast.registry.formats.content import Content, check_dtype, portable
 from holdfast.registry.formats.source import check_room, read_exactly, stable, unique_keys
 from holdfast.registry.formats.state_file import (
     RAISED,
@@ -443,13 +443,7 @@ def _is_metadata(about: Any) -> bool:
 
 def _plain(value: Any, path: Trail, spelled: Mapping[str, Any]) -> Any:
     if isinstance(value, TensorBytes):
-        if value.dtype not in _NAMES:
-            raise IncompatibleState(
-                "Burn has no such element type",
-                where=path,
-                expected=", ".join(_NAMES),
-                found=value.dtype,
-            )
+        check_dtype("Burn", value.dtype, _NAMES, path)
         dtype = spelled.get(str(path), _NAMES[value.dtype])
         if _dtype(dtype) != value.dtype:
             raise IncompatibleState("dtypes does not fit the tensor", where=path, found=dtype)

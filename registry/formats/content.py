@@ -348,6 +348,13 @@ def with_torch(state: Any, device: object = "cpu") -> Any:
     return made
 
 
+def check_dtype(program: str, dtype: str, known: Collection[str], where: object) -> None:
+    """Refuse a tensor of an element type that a program does not have."""
+    if dtype not in known:
+        message, expected = f"{program} has no such element type", ", ".join(known)
+        raise IncompatibleState(message, where=where, expected=expected, found=dtype)
+
+
 def opaque_name(parts: Mapping[str, Part | Component]) -> str | None:
     """Return the file name of a state that is an opaque file; `None` of any other state."""
     if set(parts) != {OPAQUE}:

@@ -10,7 +10,6 @@ An empty component is skipped. A model in shards is written back as one file.
 
 from __future__ import annotations
 
-import json
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -33,7 +32,9 @@ from holdfast.registry.formats.safetensors_header import header_of, read_file
 from holdfast.registry.formats.source import (
     check_room,
     json_object,
+    json_text,
     read_exactly,
+    small,
     stable,
     walk,
     whole,
@@ -46,7 +47,7 @@ from holdfast.registry.formats.state_file import (
     problem,
 )
 from holdfast.registry.formats.target import new_folder, put_file
-from holdfast.registry.values import check_bytes, check_path_name
+from holdfast.registry.values import check_path_name
 
 FORMAT: Final = "hf"
 #: The component of each file of tensors; an index stands for its shards.
@@ -234,8 +235,7 @@ def _of_bytes(name: str, file: Path) -> _Part:
 
 
 def _json(file: Path) -> tuple[dict[str, Any], int]:
-    check_bytes(_total({"": file}), "reading it", where=file, kind=InvalidInput)
-    data = bytes(whole(file)[0])
+    data = small(file)
     return json_object(data, file), len(data)
 
 
@@ -272,13 +272,7 @@ def write(
 
 def json_file(name: str, value: Any) -> bytes:
     """Return the bytes of a JSON file that the state holds as a value."""
-    try:
-        text = json.dumps(value, indent=2, ensure_ascii=False)
-        if repr(json.loads(text)) != repr(value):
-            raise ValueError("JSON has lists for tuples, and no keys but strings")
-        return f"{text}\n".encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise IncompatibleState("a value is not JSON", where=f"json/{name}", found=error) from error
+    return f"{json_text(value, f'json/{name}')}\n".encode()
 
 
 def _is_dict(skeleton: Any) -> bool:

@@ -30,7 +30,7 @@ from holdfast.backends.errors import StoreUnsuitable
 from holdfast.backends.local import folders
 from holdfast.registry.errors import AccessDenied, IncompatibleState, InvalidInput, StorageError
 from holdfast.registry.formats.digesting import is_digesting
-from holdfast.registry.values import Budget, check_json, check_path_name
+from holdfast.registry.values import Budget, check_bytes, check_json, check_path_name
 
 #: The most folders within each other.
 _DEEPEST: Final = 600
@@ -215,6 +215,16 @@ def whole(path: Path) -> tuple[bytearray, os.stat_result]:
     return data, found
 
 
+def small(path: Path) -> bytes:
+    """Return the bytes of a file that is read as one record, and no longer than one may be."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise InvalidInput("a file cannot be read", where=path, found=error) from error
+    check_bytes(size, "reading it", where=path, kind=InvalidInput)
+    return bytes(whole(path)[0])
+
+
 def sha256_of(file: BinaryIO) -> bytes:
     """Return the SHA-256 of a file from its current position to its end."""
     return hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]
@@ -245,6 +255,17 @@ def json_object(data: bytes, where: object) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InvalidInput("not a JSON object", where=where, found=type(found).__name__)
     return found
+
+
+def json_text(value: Any, where: str, *, allow_nan: bool = True) -> str:
+    """Return a value as JSON, from which the same value can be read."""
+    try:
+        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=allow_nan)
+        if repr(json.loads(text)) != repr(value):
+            raise ValueError("JSON has lists for tuples, and no keys but strings")
+        return text
+    except (TypeError, ValueError, RecursionError) as error:
+        raise IncompatibleState("a value is not JSON", where=where, found=error) from error
 
 
 @contextmanager

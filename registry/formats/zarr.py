@@ -78,16 +78,11 @@ def validate(path: Path) -> list[str]:
         if not faults:
             for name in folder.strays(arrays):
                 faults.note(problem(folder.stray(name)))
-            _note_damaged(folder, arrays, faults)
+            for name, node in arrays.items():  # only one of them is in memory
+                with faults:
+                    _check_memory({name: node}, path)
+                    _loaded(folder, name, node)
     return faults.lines or problems(read, path)
-
-
-def _note_damaged(folder: _Folder, arrays: Mapping[str, ArrayNode], faults: Faults) -> None:
-    """Note the error of each array that cannot be read; only one is in memory."""
-    for path, node in arrays.items():
-        with faults:
-            _check_memory({path: node}, folder.path)
-            _filled(folder, path, node, "numpy" if node.dtype not in BITS else "tensor")
 
 
 def inspect(path: Path) -> FileReport:

@@ -81,7 +81,8 @@ def entries(run: RunContents) -> Iterator[Entry]:
     for entry in run.pool:
         fields = {"version": entry.version, "step": entry.step}
         yield files.of("pool", fields, entry)
-        yield TextFile(written(names["pool_meta"], fields), _json(_metadata(entry)))
+        text = json.dumps(_metadata(entry), indent=2)
+        yield TextFile(written(names["pool_meta"], fields), f"{text}\n".encode())
     artifacts = [_artifact(names, name, one) for name, one in run.artifacts.items()]
     yield from {one.path: one for one in artifacts}.values()  # the newest of a file that grows
     for name, stream in run.streams.items():
@@ -169,10 +170,6 @@ def _metadata(entry: PoolEntry) -> dict[str, Any]:
         "win_rate": entry.win_rate,
         "promoted_at": format_time(entry.record.time_ms),
     }
-
-
-def _json(value: Any) -> bytes:
-    return f"{json.dumps(value, indent=2)}\n".encode()
 
 
 # Into a run

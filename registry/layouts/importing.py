@@ -207,9 +207,11 @@ class Importer:
 
     def _known_checkpoint(self, found: Found, n: int) -> list[ImportedFile]:
         """Report a checkpoint that was imported before, and companions that came too late."""
-        ref, saved = self._ref_of(n), self._committer.log.knowing(n).by_n[n].companions
+        log = self._committer.log
+        record = log.knowing(n).by_n[n]
+        ref = Checkpoint(self._committer.store, log, record).ref
         first = ImportedFile(found.path, "there already", found.kind, ref)
-        return [first, *self._beside(found, lambda name, _: name in saved, ref)]
+        return [first, *self._beside(found, lambda name, _: name in record.companions, ref)]
 
     def _beside(
         self, found: Found, is_there: Callable[[str, str], bool], ref: str = ""
@@ -299,10 +301,6 @@ class Importer:
                 noted = noted_files(record, self._name).items()
                 self._known |= dict.fromkeys(noted, record.n)
         return self._known
-
-    def _ref_of(self, n: int) -> str:
-        log = self._committer.log
-        return Checkpoint(self._committer.store, log, log.knowing(n).by_n[n]).ref
 
     # Names
 

@@ -6,7 +6,6 @@ releases that wrote them are here, too.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from holdfast.registry.errors import Hint, IncompatibleState, InvalidInput, Regi
 from holdfast.registry.formats.cobre import stages
 from holdfast.registry.formats.cobre.wire import OnDisk
 from holdfast.registry.formats.content import Content, portable
-from holdfast.registry.formats.source import json_object, stable, walk, whole
+from holdfast.registry.formats.source import json_object, json_text, small, stable, walk
 from holdfast.registry.formats.state_file import (
     FileReport,
     FileState,
@@ -29,7 +28,6 @@ from holdfast.registry.formats.state_file import (
     problem,
 )
 from holdfast.registry.formats.target import new_folder, put_file
-from holdfast.registry.values import check_bytes
 
 _METADATA: Final = "metadata.json"
 _U32, _U64 = 2**32 - 1, 2**64 - 1
@@ -109,13 +107,7 @@ def _dump_metadata(metadata: Any, where: str) -> bytes:
         )
     ordered = {key: metadata[key] for key in _ORDER if key in metadata}
     ordered |= {key: value for key, value in metadata.items() if key not in ordered}
-    try:
-        text = json.dumps(ordered, indent=2, ensure_ascii=False, allow_nan=False)
-        if repr(json.loads(text)) != repr(ordered):
-            raise ValueError("JSON has lists for tuples, and no keys but strings")
-        return _EXPONENT.sub(_as_written, text).encode()
-    except (TypeError, ValueError) as error:
-        raise IncompatibleState("a value is not JSON", where=where, found=error) from error
+    return _EXPONENT.sub(_as_written, json_text(ordered, where, allow_nan=False)).encode()
 
 
 #: A number at the end of a line of metadata, as Python writes it.
@@ -244,7 +236,7 @@ def _metadata(path: Path) -> tuple[dict[str, Any], int]:
             where=file,
             hint="Wait for the program that writes it, or take an older policy.",
         )
-    data = _bytes(file)
+    data = small(file)
     found = json_object(data, file)
     if faults := _problems(found):
         raise InvalidInput(
@@ -276,7 +268,7 @@ def _twice(file: Path, name: str) -> InvalidInput:
 
 
 def _stage(folder: str, file: Path, about: Mapping[str, Any]) -> tuple[str, dict[str, Any], int]:
-    data = _bytes(file)
+    data = small(file)
     domination = _has_domination(about)
     stage = stages.read_stage(folder, data, str(file), domination=domination)
     return name_of(stage["stage_id"]), stage, len(data)
@@ -285,12 +277,6 @@ def _stage(folder: str, file: Path, about: Mapping[str, Any]) -> tuple[str, dict
 def name_of(stage_id: int) -> str:
     """Return the name of a stage: three digits, or more where they are needed."""
     return f"stage_{stage_id:03d}"
-
-
-def _bytes(file: Path) -> bytes:
-    """Read a whole file."""
-    check_bytes(file.stat().st_size, "reading it", where=file, kind=InvalidInput)
-    return bytes(whole(file)[0])
 
 
 def _faults(state: Mapping[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from holdfast.registry.errors import IncompatibleState
+from holdfast.registry.formats.content import check_dtype
 from holdfast.registry.formats.thalia.container import ASIDE
 from holdfast.registry.formats.thalia.delta import REMOVED, STATES
 from holdfast.registry.formats.thalia.framing import DELTA_MAGIC
@@ -244,13 +245,7 @@ def _items(kind: bytes, end: bytes) -> Callable[[Any, bytearray, Trail], None]:
 
 def _tensor(value: TensorBytes, out: bytearray, path: Trail) -> None:
     """Append a call of torch's function that rebuilds a tensor from the bytes of its storage."""
-    if value.dtype not in _STORAGES:
-        raise IncompatibleState(
-            "a .thalia file has no such element type",
-            where=path,
-            expected=", ".join(_STORAGES),
-            found=value.dtype,
-        )
+    check_dtype("a .thalia file", value.dtype, _STORAGES, path)
     strides, step = [], 1
     for length in reversed(value.shape):
         strides.append(step)

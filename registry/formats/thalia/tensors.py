@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.registry.errors import IncompatibleState, InvalidInput
+from holdfast.registry.formats.content import check_dtype
 from holdfast.registry.formats.source import json_object
 from holdfast.registry.formats.thalia.framing import Body
 from holdfast.registry.pytree import Adapted, TensorBytes, Trail
@@ -319,13 +320,7 @@ class RegionWriter:
         return {key: self.plain(item, path / key) for key, item in value.items()}
 
     def _tensor(self, tensor: TensorBytes, path: Trail) -> dict[str, Any]:
-        if tensor.dtype not in DTYPES:
-            raise IncompatibleState(
-                "a .thalia file has no such element type",
-                where=path,
-                expected=", ".join(DTYPES),
-                found=tensor.dtype,
-            )
+        check_dtype("a .thalia file", tensor.dtype, DTYPES, path)
         start = self.at
         length = encode(tensor, self.put, sparse=self._sparse)
         return {"_type": _TENSOR, "_offset": start, "_bytes": length}

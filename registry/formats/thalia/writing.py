@@ -116,7 +116,8 @@ def write(
                 _write_body(plain, state, merged, options)
                 plain.seek(0)
                 compress(plain, file)
-        _append_checksum(file)
+        file.seek(0)
+        file.write(sha256_of(file))
         size = file.tell()
     return WrittenFile(path, FORMAT, size)
 
@@ -319,12 +320,6 @@ def _seconds(timestamp: Any) -> int:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=dt.UTC)
     return max(0, int(moment.timestamp()))
-
-
-def _append_checksum(file: BinaryIO) -> None:
-    file.seek(0)
-    digest = sha256_of(file)
-    file.write(digest)
 
 
 def _to_zstd(plain: BinaryIO, file: BinaryIO, *, level: int | None) -> None:
