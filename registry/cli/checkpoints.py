@@ -140,7 +140,9 @@ def _of_kind(run: Run, kind: str, *, evicted: bool) -> Answer:
         "a run has no such list",
         where=f"{run.id}/{kind}",
         expected=f"pins, {', '.join(pins.KINDS)}, pool or streams",
-        hint=f"`holdfast show {run.id}/{kind}` shows a checkpoint or what a pin keeps.",
+        hint=f"`holdfast show {run.id}/{kind}` shows a checkpoint or what a pin keeps."
+        if kind
+        else f"`holdfast ls {run.id}` lists its checkpoints.",
     )
 
 

@@ -120,8 +120,22 @@ def report_usage(error: Any) -> int:
             text = f"{text.partition(' (')[0]}: use `{other}`"
         _print(f"error: {text[:1].lower()}{text[1:].removesuffix('.')}")
         if error.ctx is not None:
-            _print(f"hint: `{error.ctx.command_path} --help` describes it.")
+            _print(f"hint: {_usage_hint(error, text)}")
     return int(error.exit_code)
+
+
+def _usage_hint(error: Any, text: str) -> str:
+    """Return the next step after a wrong command line."""
+    path, command = error.ctx.command_path, error.ctx.command
+    if text.startswith("Missing option '--registry'"):
+        return "Give -r PATH, or set HOLDFAST_REGISTRY; `holdfast init PATH` creates a registry."
+    option = getattr(error, "option_name", "")
+    if option and hasattr(command, "commands"):
+        return f"Options of a command come after its name: `{path} COMMAND {option}`."
+    words = (one.metavar or "" for one in command.params if one.param_type_name == "argument")
+    if option and any("CMD" in one for one in words):
+        return f"Write -- before CMD if {option} is its own; `{path} --help` describes the others."
+    return f"`{path} --help` describes it."
 
 
 def _report_error(error: RegistryError, *, debug: bool) -> None:

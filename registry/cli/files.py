@@ -19,7 +19,7 @@ from holdfast.registry.cli.opening import moves
 from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Bar, Note, Part
 from holdfast.registry.cli.streams import read_entries
-from holdfast.registry.errors import InvalidInput
+from holdfast.registry.errors import InvalidInput, NotFound
 from holdfast.registry.face import Registry, Run
 from holdfast.registry.formats import (
     GENERIC_EXTENSIONS,
@@ -153,7 +153,11 @@ def push(
     is_name = len(given) == 1 and "=" not in given[0]
     policies = options.pairs(one if "=" in one else f"*={one}" for one in given)
     found = formats.read(file, format=format_name, portable=True, max_bytes=max_bytes)
-    into = opened.run(run, create=create)
+    try:
+        into = opened.run(run, create=create)
+    except NotFound as error:
+        error.add_note("--create creates the run")
+        raise
     # So that they are written again if this state has their content.
     into.handle.committer.writer.objects.suspect |= damaged_keys(opened.handle.store)
     known = into.manifest.count

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from holdfast.backends import open_files
 from holdfast.backends.escape import quoted
 from holdfast.registry.cli import completing, describe, options, output
@@ -62,6 +64,13 @@ def set_gate(
     assert pin is not None  # it was just set
     shape = _row(into, pin)
     return answer_of(shape, f"{shape['ref']} -> {shape['source']}")
+
+
+def _in_order(ref: str, name: str) -> str:
+    """Return a ref, unless the name that follows it is one."""
+    if "/" in name:
+        raise typer.BadParameter(f"{name!r} comes after {ref!r}: give the ref first, then the name")
+    return ref
 
 
 def listing(run: Run, kind: str) -> Answer:
@@ -143,7 +152,7 @@ def set_tag(
 
     RUN/tags/NAME then finds it. A name that exists moves.
     """
-    checkpoint = opened.checkpoint(ref)
+    checkpoint = opened.checkpoint(_in_order(ref, name))
     opened.run(checkpoint.run_id).pins.tags.set(name, checkpoint, thinned=thinned)
     if name in ("latest", "best"):
         output.note(f"warning: {checkpoint.run_id}/{name} is another checkpoint than this tag")
@@ -199,7 +208,7 @@ def publish(
     then find it.
     """
     metrics = options.numbers(metric) if metric else None
-    checkpoint = opened.checkpoint(ref)
+    checkpoint = opened.checkpoint(_in_order(ref, version))
     releases = opened.run(checkpoint.run_id).releases
     release = releases.publish(version, checkpoint, card=card, metrics=metrics, only=only or None)
     return Answer(lambda: _release_json(release), lambda: [f"published: {describe.named(release)}"])

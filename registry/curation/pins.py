@@ -327,6 +327,9 @@ def own(committer: Committer, checkpoint: Checkpoint, what: str) -> int:
         f"{what} takes checkpoints of its own run",
         where=run.run_id,
         found=checkpoint.ref if isinstance(checkpoint, Stored) else repr(checkpoint),
+        hint=None
+        if isinstance(checkpoint, Stored)
+        else Hint("Pass a checkpoint, such as reg.checkpoint(REF)."),
     )
 
 

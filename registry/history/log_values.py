@@ -158,7 +158,12 @@ def check_metrics(metrics: Mapping[str, object] | None) -> dict[str, float]:
     checked = {}
     for name, value in metrics.items():
         if not isinstance(name, str) or not name or not is_text(name):
-            raise InvalidInput("a metric's name is not a valid string", where=quoted(name))
+            raise InvalidInput(
+                "not a name of a metric",
+                where="metrics",
+                expected="a text of valid Unicode, not empty",
+                found=quoted(name),
+            )
         checked[name] = _number(name, value)
     return checked
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
-from holdfast.registry.errors import BeyondLimit, Malformed
+from holdfast.registry.errors import BeyondLimit, InvalidInput, Malformed
 from holdfast.registry.history import RunLog, StateReader, decode_plain, step_ref
 from holdfast.registry.history.actions import CommitKeys
 from holdfast.registry.history.replay import CheckpointRecord
@@ -77,6 +77,8 @@ class StateHandle:
             )
         aside = self.kept_by_commit(manifest)
         names = [only] if isinstance(only, str) else None if only is None else list(only)
+        if wrong := [name for name in names or () if not isinstance(name, str)]:
+            raise InvalidInput("a component is named by a text", where=self.ref, found=wrong[0])
         chosen = None if names is None else [name for name in names if name not in aside]
         wanted = select(self.ref, manifest, chosen)
         self.reader.check_held(wanted)

@@ -199,9 +199,6 @@ def is_run_id(name: object) -> bool:
     return name.split(".")[0].lower() not in _RESERVED
 
 
-_SLASHES = "A ref has slashes: RUN/best, RUN/latest or RUN/tags/NAME."
-
-
 def check_run_id(run_id: str) -> str:
     """Return `run_id` if it is a legal id of a run."""
     if not is_run_id(run_id):
@@ -210,6 +207,17 @@ def check_run_id(run_id: str) -> str:
             where=quoted(run_id)[:200],
             expected="1 to 128 of [A-Za-z0-9._-], first a letter or digit, last not '.', "
             "and no device name such as CON or NUL",
-            hint=_SLASHES if re.search(r"[@:]", str(run_id)) else None,
+            hint=_hint(str(run_id)),
         )
     return run_id
+
+
+def _hint(text: str) -> str | None:
+    """Return what a text that is no id of a run may have been meant to be."""
+    name, slash, _ = text.partition("/")
+    if slash and is_run_id(name):
+        return f"A run is named without a slash, such as {name!r}."
+    if not name:
+        return "A ref begins with the name of a run: RUN/best."
+    slashes = "A ref has slashes: RUN/best, RUN/latest or RUN/tags/NAME."
+    return slashes if re.search(r"[@:]", text) else None

@@ -19,6 +19,12 @@ MISTAKES = (
     ("show digits/main/step501", 4, "no checkpoint at this step; found steps 500, 1000, 1500"),
     ("show digits@best", 3, "A ref has slashes: RUN/best"),
     ("show digits:latest", 3, "A ref has slashes: RUN/best, RUN/latest"),
+    ("log digits/best", 3, "A run is named without a slash, such as 'digits'."),
+    ("gate set digits/best g", 3, "A run is named without a slash, such as 'digits'."),
+    ("show /digits", 3, "A ref begins with the name of a run: RUN/best"),
+    ("ls digits/", 4, "`holdfast ls digits` lists its checkpoints"),
+    ("tag set paper digits/best", 2, "give the ref first, then the name"),
+    ("release publish 2.0.0 digits/best", 2, "give the ref first, then the name"),
     ("show digits/lates", 3, "Did you mean 'latest'?"),
     ("show digits/Best", 3, "Did you mean 'best'"),
     ("show digits/best/los", 4, "Did you mean 'loss'?"),
@@ -52,6 +58,7 @@ MISTAKES = (
     ("push x.bin digits --step abc", 2, "'--step': not a whole number"),
     ("push nope.pt digits --step 5", 3, "nope.pt: no such file"),
     ("push x.bin digit --step 5", 4, "Did you mean 'digits'?"),
+    ("push x.bin new --step 5", 4, "note: --create creates the run"),
     ("push x.bin digits --step 5 --metric loss=low", 2, "loss='low' is not a number"),
     ("push x.bin digits --step 5 --precision fp8", 3, "expected fp16, bf16, auto"),
     ("push x.bin digits --artifact a --step 3", 2, "--artifact excludes --step"),
@@ -76,6 +83,9 @@ MISTAKES = (
     ("ls 'vit*/latest'", 4, "no list for a pattern of runs; expected vit*/best or vit*"),
     ("bogus", 2, "no such command 'bogus'"),
     ("ls --colums x", 2, "--columns"),
+    ("-r reg ls", 2, "Options of a command come after its name: `holdfast COMMAND -r`."),
+    ("run --json ls", 2, "come after its name: `holdfast run COMMAND --json`."),
+    ("bisect digits --good digits sh -c x", 2, "Write -- before CMD if -c is its own"),
     ("diff digits", 2, "two checkpoints are compared; --runs compares runs"),
     ("diff --runs digits", 3, "a run is compared with others"),
     ("log digits -n five", 2, "'-n': not a whole number"),
@@ -121,6 +131,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def kept(place: Path) -> list[Path]:
     """Return the files, without those that a registry needs to work."""
     return sorted(one for one in place.rglob("*") if not {".tmp", ".probe"} & {*one.parts})
+
+
+def test_a_registry_that_is_not_named_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOLDFAST_REGISTRY", raising=False)
+    assert "hint: Give -r PATH, or set HOLDFAST_REGISTRY;" in invoke("ls").stderr
 
 
 @pytest.mark.parametrize(("typed", "status", "said"), MISTAKES, ids=[one[0] for one in MISTAKES])

@@ -115,6 +115,8 @@ def test_a_checkpoint_of_another_run_is_no_gate(reg, run, gated):
     run.save(small_state(), step=1)
     with pytest.raises(InvalidInput, match=r"a gate \(bc_best\) takes checkpoints of its own run"):
         gated.pins.gates.set("bc_best", reg.checkpoint("run/main/step1"))
+    with pytest.raises(InvalidInput, match=r"such as reg\.checkpoint\(REF\)"):
+        gated.pins.tags.set("mine", "run/main/step1")
 
 
 def test_what_was_evicted_is_no_gate_and_no_tag(gated):

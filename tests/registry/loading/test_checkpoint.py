@@ -76,6 +76,13 @@ def test_a_mistyped_component_suggests_near_ones(run):
         checkpoint.load(only=["modle"])
 
 
+@pytest.mark.parametrize("only", [[1], [None], [b"model"], [["model"]]])
+def test_a_component_is_named_by_a_text(run, only):
+    checkpoint = run.save(small_state(), step=1)
+    with pytest.raises(InvalidInput, match="a component is named by a text"):
+        checkpoint.load(only=only)
+
+
 def test_metrics_reported_later_are_merged_and_need_no_token(run, backend, open_registry):
     checkpoint = run.save(small_state(), step=1, metrics={"a": 1.0})
     other = open_registry(backend).run("run")
