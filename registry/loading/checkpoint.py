@@ -50,13 +50,7 @@ class Checkpoint(Stored):
     def __hash__(self) -> int:
         return hash((self.run_id, self.digest))
 
-    def _repr_html_(self) -> str:
-        from holdfast.registry.values import markup
-
-        kind = type(self).__name__
-        return markup.safely(kind, lambda: markup.describe(kind, self.ref, *self._facts()))
-
-    def _facts(self) -> tuple[Mapping[str, object], markup.Rows | Exception]:
+    def _html(self) -> tuple[Mapping[str, object], markup.Rows | Exception]:
         from holdfast.registry.values import size
 
         run = self._handle.log.run

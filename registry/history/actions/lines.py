@@ -3,37 +3,7 @@
 from typing import Annotated, Literal
 
 from holdfast.registry.errors import Malformed, UnsupportedFormat
-from holdfast.registry.history.actions.checkpoints import (
-    Acknowledge,
-    AddCheckpoint,
-    Claim,
-    Evict,
-    PointRelease,
-    Recover,
-    RemoveHold,
-    RemoveTag,
-    ReportMetrics,
-    SetHold,
-    SetNote,
-    SetPin,
-    SetTag,
-    Thin,
-)
-from holdfast.registry.history.actions.pool import EvictEntries, Promote, RateMatch
-from holdfast.registry.history.actions.run import (
-    AppendStream,
-    ArchiveStream,
-    CreateRun,
-    DropRun,
-    EnterPhase,
-    HideRun,
-    RaiseVersion,
-    Rewind,
-    SetLabels,
-    SetStatus,
-    TakeOver,
-    UndropRun,
-)
+from holdfast.registry.history.actions import checkpoints, pool, run
 from holdfast.registry.objects import ObjectKey
 from holdfast.registry.values import (
     Digest,
@@ -47,35 +17,35 @@ from holdfast.registry.values import (
 )
 
 Action = Annotated[
-    CreateRun
-    | SetStatus
-    | TakeOver
-    | Rewind
-    | EnterPhase
-    | DropRun
-    | HideRun
-    | UndropRun
-    | RaiseVersion
-    | AddCheckpoint
-    | ReportMetrics
-    | Evict
-    | Recover
-    | Thin
-    | SetTag
-    | RemoveTag
-    | SetPin
-    | PointRelease
-    | Promote
-    | RateMatch
-    | EvictEntries
-    | AppendStream
-    | ArchiveStream
-    | Claim
-    | Acknowledge
-    | SetHold
-    | RemoveHold
-    | SetNote
-    | SetLabels,
+    run.CreateRun
+    | run.SetStatus
+    | run.TakeOver
+    | run.Rewind
+    | run.EnterPhase
+    | run.DropRun
+    | run.HideRun
+    | run.UndropRun
+    | run.RaiseVersion
+    | checkpoints.AddCheckpoint
+    | checkpoints.ReportMetrics
+    | checkpoints.Evict
+    | checkpoints.Recover
+    | checkpoints.Thin
+    | checkpoints.SetTag
+    | checkpoints.RemoveTag
+    | checkpoints.SetPin
+    | checkpoints.PointRelease
+    | pool.Promote
+    | pool.RateMatch
+    | pool.EvictEntries
+    | run.AppendStream
+    | run.ArchiveStream
+    | checkpoints.Claim
+    | checkpoints.Acknowledge
+    | checkpoints.SetHold
+    | checkpoints.RemoveHold
+    | checkpoints.SetNote
+    | run.SetLabels,
     Tagged("action"),
 ]
 

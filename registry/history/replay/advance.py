@@ -6,19 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.registry.history import actions
-from holdfast.registry.history.actions import (
-    Commit,
-    CreateRun,
-    Forget,
-    Free,
-    Line,
-    Mark,
-    Place,
-    Seal,
-    UndropRun,
-    decode_line,
-    line_digest,
-)
 from holdfast.registry.history.replay import apply
 from holdfast.registry.history.replay.draft import Draft
 from holdfast.registry.history.replay.run_manifest import RunManifest
@@ -31,10 +18,10 @@ class Slot(NamedTuple):
 
     number: int  # its number in the log, dense from 0
     data: bytes
-    lines: tuple[tuple[bytes, Line], ...]  # its lines, each with its exact bytes
+    lines: tuple[tuple[bytes, actions.Line], ...]  # its lines, each with its exact bytes
 
     @classmethod
-    def build(cls, number: int, lines: Sequence[Line | bytes]) -> Slot:
+    def build(cls, number: int, lines: Sequence[actions.Line | bytes]) -> Slot:
         """Assemble a slot from records, or from lines that are copied byte for byte."""
         encoded = [line if isinstance(line, bytes) else line.encode() for line in lines]
         return cls.decode(number, join_lines(encoded), where=f"slot {number}")
@@ -43,12 +30,14 @@ class Slot(NamedTuple):
     def decode(cls, number: int, data: bytes, *, where: str) -> Slot:
         """Verify and parse a file."""
         lines = split_lines(data, where=where)
-        return cls(number, data, tuple((line, decode_line(line, where=where)) for line in lines))
+        return cls(
+            number, data, tuple((line, actions.decode_line(line, where=where)) for line in lines)
+        )
 
     @property
-    def commits(self) -> tuple[tuple[bytes, Commit], ...]:
+    def commits(self) -> tuple[tuple[bytes, actions.Commit], ...]:
         """The commit lines, each with its exact bytes."""
-        return tuple((raw, line) for raw, line in self.lines if isinstance(line, Commit))
+        return tuple((raw, line) for raw, line in self.lines if isinstance(line, actions.Commit))
 
 
 def advance(run: RunManifest, slots: Iterable[Slot]) -> RunManifest:
@@ -59,7 +48,7 @@ def advance(run: RunManifest, slots: Iterable[Slot]) -> RunManifest:
     return draft.freeze()
 
 
-def foresee(run: RunManifest, commits: Iterable[Commit]) -> RunManifest:
+def foresee(run: RunManifest, commits: Iterable[actions.Commit]) -> RunManifest:
     """Return the run after commits that are not put yet, and whose manifests are not placed yet."""
     run.prepare()
     draft = Draft(run)
@@ -76,35 +65,37 @@ def _fold(draft: Draft, slot: Slot) -> None:
     draft.require(slot.number == draft.next_slot, f"a gap before it at {draft.next_slot}")
     for raw, line in slot.lines:
         match line:
-            case Commit():
+            case actions.Commit():
                 _commit(draft, raw, line)
-            case Place():
+            case actions.Place():
                 draft.place(line)
-            case Mark():
+            case actions.Mark():
                 # Collectors may overlap, so an older mark can follow a newer one.
                 draft.epoch = max(draft.epoch, line.epoch)
-            case Forget():
+            case actions.Forget():
                 draft.require(draft.commits > 0, "a run that was never created is forgotten")
                 dropped = "forgotten, by `holdfast gc --forget`"
                 draft.fields |= {"dropped": dropped, "hidden_at": None, "freed_at": None}
-            case Free():
+            case actions.Free():
                 apply.free(draft)
-            case Seal():
-                is_alone = all(isinstance(one, Mark | Seal) for _, one in slot.lines)
+            case actions.Seal():
+                is_alone = all(
+                    isinstance(one, actions.Mark | actions.Seal) for _, one in slot.lines
+                )
                 draft.require(draft.commits > 0 and is_alone, "a seal beside other lines")
                 draft.fields["sealed_at"] = slot.number
     draft.next_slot += 1
     draft.end_slot(is_placed=True)
 
 
-def _commit(draft: Draft, raw: bytes, commit: Commit) -> None:
+def _commit(draft: Draft, raw: bytes, commit: actions.Commit) -> None:
     draft.time_ms, draft.author = commit.time_ms, commit.author
     draft.require(commit.run == draft.base.run_id, f"a commit of run {commit.run}")
     draft.require(commit.n == draft.commits, f"commit {commit.n} instead of {draft.commits}")
     draft.require(commit.prev == draft.head, f"commit {commit.n} does not chain to the one before")
-    begins = bool(commit.actions) and isinstance(commit.actions[0], CreateRun)
+    begins = bool(commit.actions) and isinstance(commit.actions[0], actions.CreateRun)
     draft.require(begins == (commit.n == 0), "a run is created by commit 0 and by no other")
-    undrops = any(isinstance(action, UndropRun) for action in commit.actions)
+    undrops = any(isinstance(action, actions.UndropRun) for action in commit.actions)
     if undrops:
         is_so = draft.now("hidden_at") is not None and len(commit.actions) == 1
         draft.require(is_so, "an undrop of a run that is not hidden, or beside other actions")
@@ -113,7 +104,7 @@ def _commit(draft: Draft, raw: bytes, commit: Commit) -> None:
     for action in commit.actions:
         _APPLY[type(action)](draft, action)
     draft.commits += 1
-    draft.head = line_digest(raw)
+    draft.head = actions.line_digest(raw)
 
 
 _APPLY: dict[type, Callable[[Draft, Any], None]] = {
@@ -154,7 +145,7 @@ def link_after(slots: Iterable[Slot], commits: int) -> Digest | None:
     for slot in slots:
         for raw, commit in slot.commits:
             if commit.n == commits - 1:
-                return line_digest(raw)
+                return actions.line_digest(raw)
             if commit.n == commits:
                 return commit.prev
     return None

@@ -4,46 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.registry.history.actions import (
-    Acknowledge,
-    AddCheckpoint,
-    AppendStream,
-    ArchiveStream,
-    CheckpointFields,
-    Claim,
-    ClaimFields,
-    CreateRun,
-    DropRun,
-    EnterPhase,
-    EntryFields,
-    Evict,
-    EvictEntries,
-    HideRun,
-    HoldFields,
-    NoteFields,
-    PhaseFields,
-    PinFields,
-    PointRelease,
-    Promote,
-    RaiseVersion,
-    RateMatch,
-    Recover,
-    RemoveHold,
-    RemoveTag,
-    ReportMetrics,
-    Rewind,
-    SegmentFields,
-    SetHold,
-    SetLabels,
-    SetNote,
-    SetPin,
-    SetStatus,
-    SetTag,
-    TakeOver,
-    Thin,
-    UndropRun,
-    WriterFields,
-)
+from holdfast.registry.history import actions
 from holdfast.registry.history.replay.draft import Draft
 from holdfast.registry.history.replay.run_parts import (
     Archive,
@@ -64,13 +25,13 @@ from holdfast.registry.history.replay.run_parts import (
 MATCHES_KEPT = 256
 
 
-def add(draft: Draft, action: AddCheckpoint) -> None:
+def add(draft: Draft, action: actions.AddCheckpoint) -> None:
     """Add a checkpoint."""
     n = draft.commits
     draft.require(n > 0, "commit 0 references a manifest")
     draft.phase = action.phase
     record = CheckpointRecord(
-        **action.shared(CheckpointFields),
+        **action.shared(actions.CheckpointFields),
         n=n,
         time_ms=draft.time_ms,
         companions=action.companions or {},
@@ -81,7 +42,7 @@ def add(draft: Draft, action: AddCheckpoint) -> None:
     draft.add(record)
 
 
-def report(draft: Draft, action: ReportMetrics) -> None:
+def report(draft: Draft, action: actions.ReportMetrics) -> None:
     """Add or replace metrics."""
     if draft.gone is not None and draft.is_forgotten(action.checkpoint):
         rates = any(name in action.metrics for name in draft.rating_metrics)
@@ -94,7 +55,7 @@ def report(draft: Draft, action: ReportMetrics) -> None:
     draft.change(checkpoint.n, **changed)
 
 
-def evict(draft: Draft, action: Evict) -> None:
+def evict(draft: Draft, action: actions.Evict) -> None:
     """Evict checkpoints."""
     for eviction in action.evictions:
         record = draft.checkpoint(eviction.checkpoint)
@@ -104,7 +65,7 @@ def evict(draft: Draft, action: Evict) -> None:
         draft.evict(record, eviction.reason)
 
 
-def recover(draft: Draft, action: Recover) -> None:
+def recover(draft: Draft, action: actions.Recover) -> None:
     """Recover evicted checkpoints, and thinned ones that are not evicted."""
     for n in action.checkpoints:
         record = draft.checkpoint(n)
@@ -115,7 +76,7 @@ def recover(draft: Draft, action: Recover) -> None:
             draft.recover(record)
 
 
-def thin(draft: Draft, action: Thin) -> None:
+def thin(draft: Draft, action: actions.Thin) -> None:
     """Thin checkpoints."""
     for one in action.thinnings:
         record = draft.checkpoint(one.checkpoint)
@@ -127,7 +88,7 @@ def thin(draft: Draft, action: Thin) -> None:
         draft.change(record.n, parts=one.keep)
 
 
-def set_tag(draft: Draft, action: SetTag) -> None:
+def set_tag(draft: Draft, action: actions.SetTag) -> None:
     """Point a movable name at a checkpoint."""
     checkpoint = draft.checkpoint(action.checkpoint)
     draft.require(checkpoint.evicted is None, f"a tag names checkpoint {checkpoint.n}, evicted")
@@ -141,13 +102,13 @@ def set_tag(draft: Draft, action: SetTag) -> None:
     draft.set_pin(pin)
 
 
-def remove_tag(draft: Draft, action: RemoveTag) -> None:
+def remove_tag(draft: Draft, action: actions.RemoveTag) -> None:
     """Take a movable name away."""
     draft.require(("tag", action.name) in draft.pins, f"there is no tag {action.name} to remove")
     draft.remove_tag(action.name)
 
 
-def set_pin(draft: Draft, action: SetPin) -> None:
+def set_pin(draft: Draft, action: actions.SetPin) -> None:
     """Give an immutable name to a stored state."""
     before = draft.pins.get((action.kind, action.name))
     replaced = () if before is None else before.replaced
@@ -163,7 +124,7 @@ def set_pin(draft: Draft, action: SetPin) -> None:
     elif action.checkpoint is not None and not draft.is_forgotten(action.checkpoint):
         draft.checkpoint(action.checkpoint)
     pin = Pin(
-        **action.shared(PinFields),
+        **action.shared(actions.PinFields),
         kind=action.kind,
         name=action.name,
         time_ms=draft.time_ms,
@@ -174,13 +135,13 @@ def set_pin(draft: Draft, action: SetPin) -> None:
         draft.fields["release"] = action.name
 
 
-def point_release(draft: Draft, action: PointRelease) -> None:
+def point_release(draft: Draft, action: actions.PointRelease) -> None:
     """Set the release that is the latest."""
     draft.require(("release", action.version) in draft.pins, f"no release {action.version}")
     draft.fields["release"] = action.version
 
 
-def set_hold(draft: Draft, action: SetHold) -> None:
+def set_hold(draft: Draft, action: actions.SetHold) -> None:
     """Hold a checkpoint or the run; a later date replaces an earlier one."""
     before = draft.hold(action.checkpoint)
     if action.checkpoint is not None:
@@ -188,17 +149,17 @@ def set_hold(draft: Draft, action: SetHold) -> None:
         draft.require(record.evicted is None, f"checkpoint {record.n} is held, evicted")
     is_longer = before is None or before.until_ms <= action.until_ms
     draft.require(is_longer, "a hold is made shorter")
-    held = Hold(**action.shared(HoldFields), time_ms=draft.time_ms, author=draft.author)
+    held = Hold(**action.shared(actions.HoldFields), time_ms=draft.time_ms, author=draft.author)
     draft.replace_hold(action.checkpoint, held)
 
 
-def remove_hold(draft: Draft, action: RemoveHold) -> None:
+def remove_hold(draft: Draft, action: actions.RemoveHold) -> None:
     """Remove a hold."""
     draft.require(draft.hold(action.checkpoint) is not None, "there is no such hold to remove")
     draft.replace_hold(action.checkpoint, None)
 
 
-def set_note(draft: Draft, action: SetNote) -> None:
+def set_note(draft: Draft, action: actions.SetNote) -> None:
     """Write or remove a note."""
     if action.checkpoint is not None:
         record = draft.checkpoint(action.checkpoint)
@@ -206,26 +167,26 @@ def set_note(draft: Draft, action: SetNote) -> None:
     before: tuple[Note, ...] = draft.now("notes") or ()
     others = tuple(one for one in before if one.checkpoint != action.checkpoint)
     draft.require(bool(action.text) or others != before, "there is no such note to remove")
-    note = Note(**action.shared(NoteFields), time_ms=draft.time_ms, author=draft.author)
+    note = Note(**action.shared(actions.NoteFields), time_ms=draft.time_ms, author=draft.author)
     draft.fields["notes"] = (*others, *([note] if note.text else [])) or None
 
 
-def set_labels(draft: Draft, action: SetLabels) -> None:
+def set_labels(draft: Draft, action: actions.SetLabels) -> None:
     """Replace the labels."""
     draft.fields["labels"] = action.labels
 
 
-def claim(draft: Draft, action: Claim) -> None:
+def claim(draft: Draft, action: actions.Claim) -> None:
     """Claim a checkpoint; a later claim of the same one replaces this one."""
     group = draft.group(action.group)
     if draft.is_forgotten(action.checkpoint):
         return
     draft.checkpoint(action.checkpoint)
     group.claims.pop(action.checkpoint, None)
-    group.claims[action.checkpoint] = ClaimRecord(**action.shared(ClaimFields))
+    group.claims[action.checkpoint] = ClaimRecord(**action.shared(actions.ClaimFields))
 
 
-def acknowledge(draft: Draft, action: Acknowledge) -> None:
+def acknowledge(draft: Draft, action: actions.Acknowledge) -> None:
     """Acknowledge a checkpoint: the group is done with it."""
     group = draft.group(action.group)
     if draft.is_forgotten(action.checkpoint):
@@ -238,24 +199,26 @@ def acknowledge(draft: Draft, action: Acknowledge) -> None:
 # Replay of actions on the run as a whole, and on its streams.
 
 
-def create(draft: Draft, action: CreateRun) -> None:
+def create(draft: Draft, action: actions.CreateRun) -> None:
     """Create the run."""
     draft.require(draft.created is None, "the run is created twice")
     draft.created = action
     draft.fields["created_ms"] = draft.time_ms
 
 
-def set_status(draft: Draft, action: SetStatus) -> None:
+def set_status(draft: Draft, action: actions.SetStatus) -> None:
     """Set the status."""
     draft.fields |= {"status": action.status, "reason": action.reason}
 
 
-def take_over(draft: Draft, action: TakeOver) -> None:
+def take_over(draft: Draft, action: actions.TakeOver) -> None:
     """Set the trainer that may save."""
-    draft.fields["writer"] = WriterRecord(**action.shared(WriterFields), time_ms=draft.time_ms)
+    draft.fields["writer"] = WriterRecord(
+        **action.shared(actions.WriterFields), time_ms=draft.time_ms
+    )
 
 
-def rewind(draft: Draft, action: Rewind) -> None:
+def rewind(draft: Draft, action: actions.Rewind) -> None:
     """Supersede later checkpoints and phases; take later entries out of the streams."""
     to = None if action.to is None else draft.checkpoint(action.to)
     draft.supersede(-1 if to is None else to.n)
@@ -263,19 +226,19 @@ def rewind(draft: Draft, action: Rewind) -> None:
     _cut_streams(draft, {} if to is None else to.streams)
 
 
-def enter_phase(draft: Draft, action: EnterPhase) -> None:
+def enter_phase(draft: Draft, action: actions.EnterPhase) -> None:
     """Enter a phase."""
-    draft.enter(PhaseRecord(**action.shared(PhaseFields), n=draft.commits))
+    draft.enter(PhaseRecord(**action.shared(actions.PhaseFields), n=draft.commits))
     draft.phase = action.to_phase
 
 
-def drop(draft: Draft, action: DropRun) -> None:
+def drop(draft: Draft, action: actions.DropRun) -> None:
     """Release everything that the run holds."""
     draft.require_free(None, "dropped")
     draft.fields["dropped"] = action.reason
 
 
-def hide(draft: Draft, action: HideRun) -> None:
+def hide(draft: Draft, action: actions.HideRun) -> None:
     """Hide the run."""
     draft.require_free(None, "dropped")
     draft.fields |= {"dropped": action.reason, "hidden_at": draft.next_slot}
@@ -288,12 +251,12 @@ def free(draft: Draft) -> None:
     draft.fields["freed_at"] = draft.next_slot
 
 
-def undrop(draft: Draft, _: UndropRun) -> None:
+def undrop(draft: Draft, _: actions.UndropRun) -> None:
     """Bring the run back; a freed one needs a place for everything again."""
     draft.come_back()
 
 
-def raise_version(draft: Draft, action: RaiseVersion) -> None:
+def raise_version(draft: Draft, action: actions.RaiseVersion) -> None:
     """Change the specification to the new version of states."""
     created = draft.created
     spec = None if created is None else created.spec
@@ -303,7 +266,7 @@ def raise_version(draft: Draft, action: RaiseVersion) -> None:
     draft.created = created.changed(spec=spec.changed(version=action.version))
 
 
-def append_stream(draft: Draft, action: AppendStream) -> None:
+def append_stream(draft: Draft, action: actions.AppendStream) -> None:
     """Append a segment; it replaces the entries from its start on."""
     stream = draft.streams.get(action.stream)
     if stream is None:
@@ -317,11 +280,11 @@ def append_stream(draft: Draft, action: AppendStream) -> None:
         f"has {stream.count}",
     )
     before = stream.at(stream.mark.changed(count=action.start))
-    segments = (*before, Segment(**action.shared(SegmentFields)))
+    segments = (*before, Segment(**action.shared(actions.SegmentFields)))
     draft.set_stream(stream.changed(segments=segments))
 
 
-def archive_stream(draft: Draft, action: ArchiveStream) -> None:
+def archive_stream(draft: Draft, action: actions.ArchiveStream) -> None:
     """Archive the entries of a stream, and empty it."""
     draft.require(action.stream in draft.streams, f"no stream {action.stream}")
     stream = draft.streams[action.stream]
@@ -338,17 +301,19 @@ def _cut_streams(draft: Draft, marks: Mapping[str, StreamMark]) -> None:
         draft.set_stream(stream.changed(segments=segments))
 
 
-def promote(draft: Draft, action: Promote) -> None:
+def promote(draft: Draft, action: actions.Promote) -> None:
     """Add a model to the pool."""
     # Not "equal": a fork continues the version numbers of its parent, an import those of a folder.
     draft.require(action.version >= draft.next_version, f"pool version {action.version} again")
     draft.next_version = action.version + 1
     promoted = draft.time_ms if action.promoted_ms is None else action.promoted_ms
-    entry = PoolRecord(**action.shared(EntryFields), version=action.version, time_ms=promoted)
+    entry = PoolRecord(
+        **action.shared(actions.EntryFields), version=action.version, time_ms=promoted
+    )
     draft.set_entry(entry)
 
 
-def rate(draft: Draft, action: RateMatch) -> None:
+def rate(draft: Draft, action: actions.RateMatch) -> None:
     """Record a match."""
     matches = draft.fields.get("matches", draft.base.matches)
     draft.require(action.match not in matches, f"match {action.match} is recorded twice")
@@ -368,7 +333,7 @@ def rate(draft: Draft, action: RateMatch) -> None:
         draft.set_entry(changed)
 
 
-def evict_entries(draft: Draft, action: EvictEntries) -> None:
+def evict_entries(draft: Draft, action: actions.EvictEntries) -> None:
     """Evict entries."""
     draft.require(draft.hold(None) is None, "an entry of the pool is evicted, the run held")
     for version in action.versions:

@@ -5,19 +5,7 @@ from collections.abc import Container, Iterable
 from functools import cached_property
 from typing import Literal
 
-from holdfast.registry.history.actions import (
-    CheckpointFields,
-    ClaimFields,
-    CreateRun,
-    EntryFields,
-    HoldFields,
-    Lifetime,
-    NoteFields,
-    PhaseFields,
-    PinFields,
-    SegmentFields,
-    WriterFields,
-)
+from holdfast.registry.history import actions
 from holdfast.registry.history.replay.evicted import EvictedRating
 from holdfast.registry.spec import Monitor, Pool
 from holdfast.registry.values import DigestField, Name, Record, empty
@@ -30,7 +18,7 @@ class StreamMark(Record):
     archives: int = 0  # number of its archives
 
 
-class CheckpointRecord(CheckpointFields):
+class CheckpointRecord(actions.CheckpointFields):
     """A checkpoint of a run; `metrics` has the newest value of each metric."""
 
     n: int  # number of the commit that added it: its name within the run's history
@@ -73,13 +61,13 @@ class CheckpointRecord(CheckpointFields):
         return {}
 
 
-class WriterRecord(WriterFields):
+class WriterRecord(actions.WriterFields):
     """The trainer that may save."""
 
     time_ms: int  # when it took the run over, by its own clock
 
 
-class Pin(PinFields):
+class Pin(actions.PinFields):
     """A name that keeps a stored state."""
 
     kind: Literal["gate", "release", "artifact", "tag"]  # `gate`, `release`, `artifact` or `tag`
@@ -93,21 +81,21 @@ class Pin(PinFields):
         return f"{self.kind}s/{self.name}"
 
 
-class Hold(HoldFields):
+class Hold(actions.HoldFields):
     """A hold on a checkpoint, or on the whole run."""
 
     time_ms: int  # when it was set, by its author's clock
     author: str  # who set it, as `user@host`: a claim
 
 
-class Note(NoteFields):
+class Note(actions.NoteFields):
     """A note on a checkpoint, or on the whole run."""
 
     time_ms: int  # when it was written, by its author's clock
     author: str  # who wrote it, as `user@host`: a claim
 
 
-class PoolRecord(EntryFields):
+class PoolRecord(actions.EntryFields):
     """An entry of the opponent pool."""
 
     version: int  # its number, which is never used again
@@ -124,7 +112,7 @@ class PoolRecord(EntryFields):
         return self.mu - 3 * self.sigma
 
 
-class Segment(SegmentFields):
+class Segment(actions.SegmentFields):
     """A segment of a stream. Its state may hold further entries after the first `count`."""
 
 
@@ -144,7 +132,7 @@ class StreamRecord(Record):
     """A stream."""
 
     name: Name
-    lifetime: Lifetime  # `forever` or `resettable`
+    lifetime: actions.Lifetime  # `forever` or `resettable`
     segments: tuple[Segment, ...] = ()  # its segments, in order
     archives: tuple[Archive, ...] = ()  # its archives, in order
 
@@ -175,7 +163,7 @@ class StreamRecord(Record):
         )
 
 
-class PhaseRecord(PhaseFields):
+class PhaseRecord(actions.PhaseFields):
     """A phase that was entered by a transition, or again by a pivot."""
 
     n: int  # number of the commit
@@ -187,7 +175,7 @@ class PhaseRecord(PhaseFields):
         return self.from_phase == self.to_phase
 
 
-class ClaimRecord(ClaimFields):
+class ClaimRecord(actions.ClaimFields):
     """A claim of a group."""
 
 
@@ -223,7 +211,7 @@ def stays_by_phase(phases: Iterable[PhaseRecord]) -> dict[str, list[PhaseRecord]
     return found
 
 
-def rating_metrics(created: CreateRun | None) -> tuple[str, str]:
+def rating_metrics(created: actions.CreateRun | None) -> tuple[str, str]:
     """Return the metrics of a checkpoint that are its rating's mu and sigma."""
     rules = None if created is None or created.spec is None else created.spec.pool
     if rules is None:
