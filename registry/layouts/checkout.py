@@ -133,7 +133,7 @@ class _Checkout:
         if not self._may_write(entry.path):
             self._wanted.update(self._known(entry))
             return
-        staged = self._staging / "state"
+        staged = self._staging / f"state{Path(entry.path).suffix}"  # which says what is compressed
         if not self._copy(entry, staged):
             state = entry.source if entry.state is None else entry.state()
             formats.write(staged, state, format=entry.format, only=entry.only)
@@ -172,7 +172,9 @@ class _Checkout:
         staged.unlink(missing_ok=True)
         put_file(staged, data)
         found = digest(staged)
-        if self._made.is_current(path, f"text:{found}"):
+        here = self._root / path
+        is_equal = here.is_file() and not here.is_symlink() and digest(here) == found
+        if is_equal or self._made.is_current(path, f"text:{found}"):
             self._keep(path)
         elif self._may_write(path):
             self._place(staged, path, MadeFile(f"text:{found}", found))

@@ -37,7 +37,8 @@ _EVAL: Final = f"{_FOLDER}."
 _MOST: Final = 2**53
 #: The ending of the names of states in the layout, and those that the recorders of Burn give.
 _TORCH: Final = ".pt"
-_RECORDS: Final = (".mpk", ".mpk.gz", ".bin", ".bin.gz")
+_RECORD: Final = ".mpk"
+_RECORDS: Final = (_RECORD, ".mpk.gz", ".bin", ".bin.gz")
 #: What a record has besides its item, if no record was imported. Burn reads it only to explain an
 #: error.
 _METADATA: Final = {
@@ -75,7 +76,7 @@ def entries(run: RunContents) -> Iterator[Entry]:
             if target is not None and target.handle.n in paths:
                 file = Path(paths[target.handle.n])
                 path = written(names[link], {"phase": phase, "step": target.step})
-                yield Link(f"{path.removesuffix(_TORCH)}{file.suffix}", file.name)
+                yield Link(f"{path.removesuffix(_TORCH)}{_ending(file.name)}", file.name)
     for name, gate in run.gates.items():
         yield files.of("gate", {"name": name}, gate)
     for entry in run.pool:
@@ -95,8 +96,10 @@ class _Files:
 
     def __init__(self, run: RunContents, names: Mapping[str, str]) -> None:
         self._names = names
-        noted = [record for one in run.checkpoints if (record := _noted_record(one))]
-        self._record = noted[-1] if noted else None  # what new records have besides their item
+        noted = [one for one in run.checkpoints if _noted_record(one)]
+        #: What new records have besides their item, and how their names end.
+        self._record = _noted_record(noted[-1]) if noted else None
+        self._ending = _ending(imported_as(noted[-1], NAME).get("file", "")) if noted else _RECORD
         if names.get("records") == "mpk" and not noted:
             self._record = {"metadata": _METADATA}
 
@@ -104,12 +107,17 @@ class _Files:
         self, kind: str, fields: Mapping[str, Any], stored: Stored, like: StateFile | None = None
     ) -> StateFile:
         """Return the file of a state; a companion is of the same format as its checkpoint."""
-        record = _noted_record(stored)
-        if record is None and not (isinstance(stored, Checkpoint) and imported_as(stored, NAME)):
+        record, ending = _noted_record(stored), self._ending
+        noted = imported_as(stored, NAME) if isinstance(stored, Checkpoint) else {}
+        if record is not None:
+            ending = _ending(noted.get("file", ""))
+        elif not noted:
             record = self._record
-        if like is not None and like.format == "torch":
-            record = None
-        return _file(written(self._names[kind], fields), stored, record)
+        if like is not None:
+            record, ending = (
+                (None, ending) if like.format == "torch" else (record, _ending(like.path))
+            )
+        return _file(written(self._names[kind], fields), stored, record, ending)
 
 
 def _noted_record(stored: Stored) -> Mapping[str, Any] | None:
@@ -119,11 +127,18 @@ def _noted_record(stored: Stored) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _file(path: str, stored: Stored, record: Mapping[str, Any] | None = None) -> StateFile:
+def _ending(name: str) -> str:
+    """Return the ending of the name of a state."""
+    return next((one for one in (_RECORD, f"{_RECORD}.gz") if name.endswith(one)), _TORCH)
+
+
+def _file(
+    path: str, stored: Stored, record: Mapping[str, Any] | None = None, ending: str = _RECORD
+) -> StateFile:
     # Keys of the commit are part of the file.
     n = stored.handle.n if isinstance(stored, Checkpoint) else ""
     key = f"{n}:{stored.digest}"
-    as_record = f"{path.removesuffix(_TORCH)}.mpk"
+    as_record = f"{path.removesuffix(_TORCH)}{ending}"
     if {"metadata", "item"} <= {*stored.components}:
         return StateFile(as_record, stored, "burn", key, sidecar=True)
     if record is None:

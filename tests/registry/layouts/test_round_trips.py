@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import gzip
 import hashlib
 import json
 import shutil
@@ -316,6 +317,33 @@ def test_sidecars_pass_sha256sum(reg: Registry, tmp_path: Path) -> None:
             cwd=(tmp_path / one).parent, capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert checked.stdout == f"{Path(one).name.removesuffix('.sha256')}: OK\n"
+
+
+def test_records_in_gzip_stay_in_gzip(reg: Registry, tmp_path: Path) -> None:
+    tree, out, where = tmp_path / "in", tmp_path / "out", "phase1/checkpoints"
+    (tree / where).mkdir(parents=True)
+    about = dict.fromkeys(("float", "int", "format", "version", "settings"), "x")
+    for step in (10_000, 20_000):
+        file = tree / where / f"ckpt_phase1_step{step:08d}.mpk.gz"
+        item = hydra_state(1, step, step / 10_000)
+        formats.write(file, {"metadata": about, "item": item}, format="burn")
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        file.with_name(f"{file.name}.sha256").write_text(f"{digest}  {file.name}\n")
+    run = reg.create_run("gz", preset=import_spec("hydra"))
+    run.exchange.import_tree(tree)
+    report = run.exchange.checkout(tree)
+    assert report.left == {}
+    assert report.written == [f"{where}/{name}.mpk.gz" for name in ("latest", "best")]
+    run.exchange.push(hydra_state(1, 30_000, 3.0), step=30_000, phase="1")
+    run.exchange.checkout(tree)
+    run.exchange.checkout(out)
+    assert names(out) == names(tree)
+    assert {one.partition(".")[2] for one in names(out)} == {"mpk.gz", "mpk.gz.sha256"}
+    for name in names(tree):
+        if name.endswith(".gz"):
+            assert gzip.decompress((out / name).read_bytes()) == gzip.decompress(
+                (tree / name).read_bytes()
+            )
 
 
 def test_folders_of_the_hf_trainer_come_back(reg: Registry, tmp_path: Path) -> None:
