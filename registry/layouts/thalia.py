@@ -28,10 +28,9 @@ COMPANIONS: Final = False
 STEPPED: Final = False
 CHECKPOINT: Final = "stage{step:01d}.thalia"
 LATEST: Final = "latest.thalia"
+_ENDINGS: Final = (".thalia", ".thalia.zst", ".thalia.lz4")
 _NAMES: Final = tuple(
-    f"stage{{step:01d}}{delta}.thalia{ending}"
-    for delta in ("", ".delta")
-    for ending in ("", ".zst", ".lz4")
+    f"stage{{step:01d}}{delta}{ending}" for delta in ("", ".delta") for ending in _ENDINGS
 )
 
 
@@ -53,7 +52,7 @@ def entries(run: RunContents) -> Iterator[Entry]:
 def _name(checkpoint: Checkpoint) -> str:
     """Return the name of a file; an imported file keeps its name, but is no delta any more."""
     noted = imported_as(checkpoint, NAME).get("file", "")
-    if noted.endswith(".thalia") and ".delta." not in noted and "/" not in noted:
+    if noted.endswith(_ENDINGS) and ".delta." not in noted and "/" not in noted:
         return noted
     return written(CHECKPOINT, {"step": checkpoint.step})
 
@@ -73,7 +72,7 @@ def find(files: Mapping[str, str | None]) -> Iterable[Found]:
         fields = next((found for name in _NAMES if (found := fields_of(name, path))), None)
         if fields is not None:
             stages.append((fields["step"], path))
-        elif path.endswith((".thalia", ".thalia.zst", ".thalia.lz4")):
+        elif path.endswith(_ENDINGS):
             others.append(path)
     for step, path in sorted(stages):
         yield Found(path, "checkpoint", NAME, step=step)

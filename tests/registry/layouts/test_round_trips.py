@@ -228,6 +228,13 @@ def test_brains_of_thalia_come_back(reg: Registry, tmp_path: Path) -> None:
         assert_same(
             formats.read(out / name).state["regions"], formats.read(tree / name).state["regions"]
         )
+    shutil.copyfile(foreign("thalia/full.thalia.zst"), tree / "stage3.thalia.zst")
+    run = reg.run("run-out")
+    run.exchange.import_tree(tree)
+    assert "stage3.thalia.zst" not in run.exchange.checkout(tree).written
+    assert not (tree / "stage3.thalia").exists()
+    run.exchange.checkout(out)
+    assert formats.inspect(out / "stage3.thalia.zst").size_bytes < 10_000  # compressed
     meta = json.loads((out / "stage2.thalia.meta").read_text())
     assert (meta["step"], meta["phase"], meta["metrics"]) == (2, "main", {})
     described = formats.inspect(out / "stage2.thalia").tensors
