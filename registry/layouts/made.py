@@ -156,6 +156,8 @@ class Made:
             assert line is not None
             made = line["made"]
             known = None if made is None else MadeFile(**{**made, "stamp": tuple(made["stamp"])})
+            for text in (known.key, known.sha256, known.target, known.before) if known else ():
+                assert isinstance(text, str)
             self._take(check_path_name(line["path"]), known)
         except (AssertionError, KeyError, TypeError, InvalidInput) as error:
             raise InvalidInput(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from contextlib import suppress
@@ -371,6 +372,19 @@ def test_follower_writes_each_change_until_the_run_is_over(
     assert [one.written for one in reports] == [
         ["step_000100.bin", "step_000200.bin"], ["step_000300.bin"], [],
     ]  # fmt: skip
+
+
+def test_notes_of_another_form_are_refused(reg: Registry, tmp_path: Path) -> None:
+    run = hydra_run(reg)
+    run.exchange.checkout(tmp_path)
+    notes = tmp_path / ".holdfast-checkout/made.jsonl"
+    sound = notes.read_text()
+    for field in ("key", "sha256", "target", "before"):
+        file = {"key": "x", "sha256": "", "target": "", "stamp": [], field: 5}
+        for path in ("gates/bc_best.pt", "phase1/checkpoints/latest.pt"):
+            notes.write_text(f"{sound}{json.dumps({'path': path, 'made': file})}\n")
+            with pytest.raises(InvalidInput, match="the notes of the checkout are damaged"):
+                run.exchange.checkout(tmp_path)
 
 
 def test_two_checkouts_at_once_are_refused(andrea: Run, tmp_path: Path) -> None:
