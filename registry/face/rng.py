@@ -50,7 +50,7 @@ def capture(generators: Mapping[str, object] | None = None) -> dict[str, Any]:
         hold; in a process that has not imported torch, of plain values.
 
     Raises:
-        InvalidInput: A value of `generators` is not one of these.
+        InvalidInput: A value of `generators` is not one of these, or a key is no string.
     """
     state: dict[str, Any] = {"format": _FORMAT, "python": random.getstate()}
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -59,7 +59,7 @@ def capture(generators: Mapping[str, object] | None = None) -> dict[str, Any]:
         devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         state[_CPU] = torch.get_rng_state()
         state |= {f"{_CUDA}{number}": one for number, one in enumerate(devices)}
-    for name, generator in (generators or {}).items():
+    for name, generator in _by_name(generators).items():
         own = _state_of(name, generator)
         state[(_OF_TORCH if _kind(own) == "torch.Generator" else _GIVEN) + name] = own
     return {name: _packed(one) for name, one in state.items()}
@@ -76,6 +76,7 @@ def restore(state: Mapping[str, Any], generators: Mapping[str, object] | None = 
         IncompatibleState: It is no such state; it has generators of more CUDA devices than this
             machine, of other names than `generators`, or of other kinds; or a library that it
             needs is not installed.
+        InvalidInput: A key of `generators` is no string.
     """
     flat, state = state, _nested(state)
     is_known = isinstance(state, Mapping) and str(state.get("format")) == _NESTED
@@ -94,7 +95,7 @@ def restore(state: Mapping[str, Any], generators: Mapping[str, object] | None = 
         setters.append(_checked("numpy", trial, legacy.set_state, state["numpy"]))
     if "torch" in state:
         setters += _torch_setters(state["torch"])
-    setters += _given_setters(state.get("generators", {}), generators or {})
+    setters += _given_setters(state.get("generators", {}), _by_name(generators))
     for setter in setters:
         setter()
     _RESTORED[_fingerprint(flat)] += 1
@@ -159,8 +160,10 @@ def _nested(state: Any) -> Any:
     if not isinstance(state, Mapping) or _text(state.get("format")) != _MARK:
         return state
     nested: dict[str, Any] = {"format": _NESTED, "generators": {}}
-    for key, value in state.items():
-        name = str(key)
+    # A file may have sorted the names; devices go by their numbers.
+    for name, value in sorted(
+        ((str(key), one) for key, one in state.items()), key=lambda pair: (len(pair[0]), pair[0])
+    ):
         if name == _CPU:
             nested.setdefault("torch", {"cuda": []})["cpu"] = value
         elif name.startswith(_CUDA):
@@ -258,6 +261,15 @@ def _checked(where: str, trial: _Set, really: _Set, value: Any) -> _Setter:
     except (TypeError, ValueError, KeyError, RuntimeError, IndexError, OverflowError) as error:
         raise _malformed(where, error) from error
     return lambda: really(value)
+
+
+def _by_name(generators: Mapping[str, object] | None) -> Mapping[str, object]:
+    given = {} if generators is None else generators
+    if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
+        return given
+    raise InvalidInput(
+        "generators are given by name", expected="a dict with strings as keys", found=quoted(given)
+    )
 
 
 def _state_of(name: str, generator: object) -> Any:

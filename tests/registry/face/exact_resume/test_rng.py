@@ -127,6 +127,24 @@ def test_every_cuda_device_is_captured_and_restored(monkeypatch: pytest.MonkeyPa
     assert cuda.draws() == wanted
 
 
+def test_devices_go_by_their_numbers_if_a_file_has_sorted_the_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = Cuda(monkeypatch, 12)
+    state = rng.capture()
+    wanted = cuda.draws()
+    rng.restore({name: state[name] for name in sorted(state)})
+    assert cuda.draws() == wanted
+
+
+@pytest.mark.parametrize("wrong", [{5: random.Random()}, {None: random.Random()}, [1], "abc"])
+def test_generators_are_given_by_name(wrong: Any) -> None:
+    with pytest.raises(InvalidInput, match="generators are given by name"):
+        rng.capture(wrong)
+    with pytest.raises(InvalidInput, match="generators are given by name"):
+        rng.restore(rng.capture(), wrong)
+
+
 def test_fewer_cuda_devices_are_an_error_and_nothing_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
