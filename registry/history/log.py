@@ -319,7 +319,8 @@ class RunLog:
         return self.run
 
     def _noted(self, tail: Tail, slots: Iterable[Slot]) -> Iterator[Slot]:
-        """Yield slots, and note them in the tail."""
+        """Yield slots, and note them in the tail; others may have put them."""
+        self.snapshots.is_shared = True
         for slot in slots:
             tail.take(slot, self.seen.commits)
             yield slot

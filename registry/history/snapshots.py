@@ -112,6 +112,8 @@ class Snapshots:
         self._lines: dict[int, tuple[Record, bytes]] = {}
         self._parts = _Parts()  # those that were read or written last
         self.newest = newest  # slot of the newest known one; -1 without one
+        #: Whether other writers may have written snapshots since.
+        self.is_shared = True
 
     def listed(self) -> list[int]:
         """Return the slots of the newest few, newest first."""
@@ -176,6 +178,13 @@ class Snapshots:
         """Write a snapshot after a slot if it is due."""
         if not at_once and not self._has_grown(slot, every):
             return
+        if self.is_shared and len(run.checkpoints) > _RECENT_AT_MOST:
+            try:
+                self._meet_others(slot)
+            except StorageError:
+                return
+            if not at_once and not self._has_grown(slot, every):
+                return
         cut = self._cut(run)
         is_small = cut is not None and not cut.is_anew
         if not (at_once or is_small or self.is_due(run, slot, every)):
@@ -192,6 +201,13 @@ class Snapshots:
                 self._store.backend.put(snapshot_key(self._run_id, number), data)
             self._parts = _Parts() if cut is None else cut.parts
         self.newest = slot.number
+
+    def _meet_others(self, slot: Slot) -> None:
+        """Leave the parts to another writer whose snapshot is newer: both use the same names."""
+        newest = max((one for one in self.listed() if one <= slot.number), default=-1)
+        if newest > self.newest:
+            self._parts, self.newest = _Parts(), newest
+        self.is_shared = False
 
     def _has_grown(self, slot: Slot, every: int) -> bool:
         least = min(every, _EVERY_AT_END) if _ends_training(slot) else every

@@ -251,6 +251,22 @@ def test_a_collection_leaves_the_parts_of_the_newest_snapshots(store):
     assert stale_snapshots(short) == short[2:]
 
 
+@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.soak) for n in range(9))])
+def test_two_writers_leave_each_other_the_parts_that_the_newest_snapshot_names(store, rare, seed):
+    """A training, and an evaluation that names its checkpoints: their parts have the same names."""
+    draw, first = random.Random(seed), many(store, 20)
+    second = opened(store)
+    assert second.run.count == 20
+    for step in range(21, 200):
+        keep(draw.choice([first] * 3 + [second]), step)
+        first.refresh(), second.refresh()
+        with patch.object(RunLog, "_replayed", side_effect=AssertionError):
+            assert [one.step for one in opened(store).run.live()] == [*range(1, step + 1)]
+        newest = max(Snapshots(store, "r").listed())
+        assert first.run.next_slot - newest < 16
+    assert rare["parts"] > 5
+
+
 def test_verification_reads_a_snapshot_with_its_parts(store):
     many(store, 140)
     listed = [one.key for one in store.backend.list("runs/r/snapshots/")]
