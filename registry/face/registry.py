@@ -607,7 +607,7 @@ class Registry:
             InvalidInput: A run in `forget` can be read: drop it instead. Or `shard` is no shard, or
                 the executor's workers cannot reach the registry.
             NotFound: A run in `forget` does not exist, and this machine has never seen it. Or one
-                in `accept` does not exist, or no collection has read it.
+                in `accept` does not exist, or nothing says that its log was another one.
             IntegrityError: Something is unreadable or unknown; nothing was deleted.
             UnsupportedFormat: A newer Holdfast wrote something; nothing was deleted.
             StoreUnsuitable: A symbolic link is in the registry; nothing was deleted.

@@ -1,7 +1,8 @@
 """Logs that somebody put back and that collections take as they are: what `gc --accept` does.
 
-A mirror or an older backup brings back a log that is not the one that a note has seen. The note
-stops every collection until there is one with more slots. Specified in docs/spec.md, section 13.
+A mirror or an older backup brings back a log that is not the one that a note has seen, or that
+ends before the snapshots of the lost one. Either stops every collection. Specified in docs/spec.md,
+section 13.
 """
 
 from __future__ import annotations
@@ -26,23 +27,29 @@ def accept_logs(
     Marks are added until each log is longer than its note has seen: the next note then counts.
     And longer than the lost log was: a note need not tell the marks and repacks behind a seal.
     """
-    accepted: dict[str, RunLog] = {}
+    accepted: list[str] = []
+    others: dict[str, RunLog] = {}  # those that are not the ones of their notes
     for name in sorted(set(names)):
         note, log = notes.by_run.get(name), RunLog(store, name)
+        newest = max(log.snapshots.listed(), default=-1)  # before the log, which then has its slot
         log.read_to(log.length())
-        if note is None or not log.run.commits:
+        is_cut = newest >= log.run.next_slot
+        if not log.run.commits or not (note or is_cut):
             hint = "Accepted is only a run that a collection has read, and that exists again."
             raise NotFound("no such run", where=name, hint=hint)
         try:
-            note.check_log(log, log.run.next_slot)
+            if note is not None:
+                note.check_log(log, log.run.next_slot)
         except RolledBack:
-            accepted[name] = log
-    epoch = _durable_epoch(epochs) if accepted and not dry_run else 0
-    for name, log in accepted.items():
-        note = notes.by_run.pop(name)
-        if epoch:
-            _lengthen(log, note.seen.slots + epoch + _REPACKS, Mark(epoch=epoch))
-    return [*accepted]
+            others[name] = log
+        if is_cut or name in others:
+            accepted.append(name)
+    epoch = _durable_epoch(epochs) if others and not dry_run else 0
+    for name in accepted:
+        note = notes.by_run.pop(name, None)
+        if epoch and note is not None and name in others:
+            _lengthen(others[name], note.seen.slots + epoch + _REPACKS, Mark(epoch=epoch))
+    return accepted
 
 
 def _lengthen(log: RunLog, slots: int, mark: Mark) -> None:

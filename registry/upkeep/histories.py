@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.errors import Malformed, ObjectNotFound, RegistryError, StorageError
 from holdfast.registry.history import (
@@ -57,6 +58,11 @@ _MEND_LOG = (
     "Restore the slot from a backup of this registry, byte for byte; a mirror's slots name the "
     "mirror's objects and cannot replace it. Without a backup: `holdfast sync` the run from a "
     "mirror into a new registry."
+)
+_MEND_END = (
+    "Restore the slot from a backup of this registry, byte for byte. Without a backup: `holdfast "
+    "trust` and `holdfast sync MIRROR REGISTRY` bring the commits back from a mirror; then "
+    "`holdfast gc --accept {}` takes the log as it is."
 )
 
 
@@ -310,6 +316,7 @@ class _Reading:
                 f"a snapshot was taken after slot {newest}, and the log has {slots} slots: its end "
                 "is gone",
                 slots,
+                _MEND_END.format(quoted(self._run_id)),
             )
         for slot in self._snapshots:
             if slot >= self.run.next_slot:
@@ -337,9 +344,9 @@ class _Reading:
         except Malformed as error:
             self._findings.append(Finding("log", self._run_id, error.summary, (ref,), advice))
 
-    def _report(self, message: str, slot: int) -> None:
+    def _report(self, message: str, slot: int, advice: str = _MEND_LOG) -> None:
         affected = (f"{self._run_id} from slot {slot} on",)
-        self._findings.append(Finding("log", self._run_id, message, affected, _MEND_LOG))
+        self._findings.append(Finding("log", self._run_id, message, affected, advice))
 
     def _check_snapshot(self, slot: Slot | None, number: int = -1) -> None:
         key = snapshot_key(self._run_id, slot.number if slot is not None else number)

@@ -97,6 +97,7 @@ class RunFiles:
     slots_s: list[float] = field(default_factory=list)
     snapshots: list[ObjectInfo] = field(default_factory=list)  # its snapshots, newest first
     newest: int = -1  # slot of the newest snapshot
+    beyond: list[ObjectInfo] = field(default_factory=list)  # snapshots of slots that are lost
 
     def packed(self) -> bytes:
         """Return the times and the newest snapshot in 8 bytes each."""
@@ -177,8 +178,10 @@ def list_by_run(
     return in_batches(store.pools.small, files, sorted(names))
 
 
-def run_files(store: Store, run_id: str, infos: Iterable[ObjectInfo]) -> RunFiles:
-    """Return the files of one run, from a listing."""
+def run_files(
+    store: Store, run_id: str, infos: Iterable[ObjectInfo], *, accepts: bool = False
+) -> RunFiles:
+    """Return the files of one run, from a listing; with `accepts` the log may have lost its end."""
     files = RunFiles(run_id)
     times: dict[int, float] = {}
     for info in infos:
@@ -195,29 +198,35 @@ def run_files(store: Store, run_id: str, infos: Iterable[ObjectInfo]) -> RunFile
         raise _lost(run_id, gap)
     # Slots that are not in the listing were put while it went on.
     files.slots_s = [times.get(number, inf) for number in range(max(times, default=-1) + 1)]
-    _check_tail(store, files)
+    while not _has_slot(store, files):
+        if not accepts:
+            raise _lost(
+                run_id,
+                len(files.slots_s),
+                " Without one, `holdfast sync MIRROR REGISTRY` brings its commits back from a "
+                f"mirror; then `holdfast gc --accept {quoted(run_id)}` takes the log as it is.",
+            )
+        files.beyond.append(files.snapshots.pop(0))
     return files
 
 
-def _check_tail(store: Store, files: RunFiles) -> None:
-    """Refuse a log that ends before its own snapshot: somebody deleted its newest slots."""
-    if not files.snapshots:
-        return
-    files.newest = newest = snapshot_slot(files.snapshots[0].key)
-    if newest < len(files.slots_s):
-        return
-    try:
-        # It may have been put while the listing went on.
-        store.backend.stat(slot_key(files.run_id, newest))
-    except ObjectNotFound as error:
-        raise _lost(files.run_id, len(files.slots_s)) from error
+def _has_slot(store: Store, files: RunFiles) -> bool:
+    """Return whether a log has the slot of its newest snapshot: its newest slots may be deleted."""
+    files.newest = newest = snapshot_slot(files.snapshots[0].key) if files.snapshots else -1
+    if newest >= len(files.slots_s):
+        try:
+            # It may have been put while the listing went on.
+            store.backend.stat(slot_key(files.run_id, newest))
+        except ObjectNotFound:
+            return False
+    return True
 
 
-def _lost(run_id: str, slot: int) -> Malformed:
+def _lost(run_id: str, slot: int, way_out: str = "") -> Malformed:
     return Malformed(
         "a slot of the log is gone",
         where=slot_key(run_id, slot),
-        hint="It was deleted from outside; put it back from a backup of this store.",
+        hint=f"It was deleted from outside; put it back from a backup of this store.{way_out}",
     )
 
 

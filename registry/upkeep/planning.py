@@ -99,7 +99,7 @@ class Planner:
         full: Whether every log and placement is read, and compared with the notes.
         differing: The runs whose notes differ from what was read.
         forgotten: The slot that ends the log of each run that was forgotten up to now.
-        accepted: The runs in `accept` whose logs are not the ones that notes have seen.
+        accepted: The runs in `accept` whose logs are not those of their notes or snapshots.
         hidden: The dropped runs that hold what they held.
         freed: The dropped runs whose delay has passed: they were freed, or would be.
         seals: Whether the registry seals runs.
@@ -179,12 +179,12 @@ class Planner:
         runs, stale = Shelf[bytes](), list[ObjectInfo]()
         for name, infos in self._list_active(objects.rows):
             try:
-                files = run_files(self._store, name, infos)
+                files = run_files(self._store, name, infos, accepts=name in self.accepted)
             except UNREADABLE as error:
                 self._pass_over(name, error)
             else:
                 runs[name] = files.packed()
-                stale += stale_snapshots(files.snapshots)
+                stale += [*files.beyond, *stale_snapshots(files.snapshots)]
         listed = {*runs, *self.passed, *self.quiet.runs}
         # A run that was seen before and is gone: nobody knows what it needed.
         self.passed |= self._forget & (self._seen.keys() | self._notes.by_run.keys()) - listed

@@ -8,7 +8,7 @@ import pytest
 
 import holdfast
 from holdfast.backends.wrappers import Fault, Faulty, InjectedCrash
-from holdfast.registry.errors import NotFound, RolledBack
+from holdfast.registry.errors import IntegrityError, NotFound, RolledBack
 from holdfast.registry.face.factory import open_on
 from tests.support.states import same, save_small, small_state
 from tests.support.stores import contents, new_backend
@@ -97,3 +97,47 @@ def test_only_another_log_than_the_one_that_was_read_is_accepted(reg, backend):
         reg.gc(accept=["x", "y"])
     assert reg.gc(accept=["x"]).accepted == ()
     assert contents(backend) == before
+
+
+@pytest.fixture(params=["whole", "end", "unread"])
+def cut(request, open_registry):
+    """A registry that lost slots of a run and not its snapshots; a mirror gave all commits back."""
+    backend = new_backend()
+    reg = open_registry(backend)
+    save_small(run := reg.create_run("x"), *range(1, 11))
+    if request.param == "whole":
+        reg.gc(grace_s=0)
+    save_small(run, *range(11, 25))
+    if request.param == "end":
+        reg.gc(grace_s=0)
+        save_small(run, *range(25, 35))
+    with open_on(new_backend()) as copy:
+        holdfast.sync(reg, copy)
+        slots = [info.key for info in backend.list("runs/x/log/")]
+        for key in slots[0 if request.param == "whole" else 22 :]:
+            backend.delete(key)
+        assert next(backend.list("runs/x/snapshots/"))
+        with open_registry(backend) as fresh:
+            holdfast.sync(copy, fresh, runs=["x"])
+    return backend
+
+
+def test_a_log_that_ends_before_its_snapshots_counts_once_it_is_accepted(cut, open_registry):
+    operator = open_registry(cut)
+    with pytest.raises(IntegrityError, match="gc --accept 'x'"):
+        operator.gc(grace_s=0)
+    findings = operator.verify().findings
+    assert findings
+    assert all("gc --accept 'x'" in one.advice for one in findings)
+    before = contents(cut)
+    planned = operator.gc(grace_s=0, accept=["x"], dry_run=True)
+    assert (contents(cut), planned.accepted) == (before, ("x",))
+    assert operator.gc(grace_s=0, accept=["x"]).accepted == ("x",)
+    for full in (False, True):
+        again = open_registry(cut).gc(grace_s=0, full=full)
+        assert (again.accepted, again.differing) == ((), ())
+    assert open_registry(cut).verify(deep=True).ok
+    for checkpoint in (run := open_registry(cut).run("x")).checkpoints():
+        assert same(checkpoint.load(), small_state(checkpoint.step))
+    save_small(run, 50)
+    assert open_registry(cut).gc(grace_s=0).deleted.objects == 0
