@@ -45,7 +45,7 @@ from holdfast.registry.history.actions import (
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.objects import PackRef
 from holdfast.registry.store import Address, Claims, Progress, Store, Workers, open_store, results
-from holdfast.registry.upkeep import RepairReport
+from holdfast.registry.upkeep import RepairReport, given_up
 from holdfast.registry.upkeep import repair as mend
 from holdfast.registry.values import Digest, near
 from holdfast.registry.writing import Change, ChosenKeys, Committer, Stale, StateWriter, adopt
@@ -100,7 +100,7 @@ def sync(
         src: Registry to read, or its URL. Open it by `holdfast.open` to choose a transport, or
             for a file system object.
         dst: Registry to write, or its URL; it must exist.
-        runs: Names of the runs. Default: all of the source.
+        runs: Names of the runs. Default: all of the source, but for those that it has given up.
         src_storage_options: Options of the file system at the URL of the source, as for `open`.
         dst_storage_options: Options of the file system at the URL of the destination.
         executor: Its workers copy the objects, in other processes or on other machines that reach
@@ -163,6 +163,11 @@ def sync(
         finally:
             compared.keep(known)
         failed = {name: one for name, one in found.items() if not isinstance(one, RunSync)}
+        passed = given_up(stores[0]) if failed and runs is None else {}
+        for name in [one for one in failed if passed.get(one)]:
+            _LOGGER.warning("%s is not copied: the source has given it up", name)
+            del failed[name]
+            chosen.remove(name)
         _copy_signatures(*stores, {one: compared.commits_of(one) for one in chosen}, runs)
         done = [found.get(name) or RunSync(name) for name in chosen]
         reports = [one for one in done if isinstance(one, RunSync)]

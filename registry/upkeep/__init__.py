@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from holdfast.registry.upkeep.freeing import Freeing, ways_to_free
     from holdfast.registry.upkeep.gc import collect
     from holdfast.registry.upkeep.gc_report import GcReport, Tally
+    from holdfast.registry.upkeep.live import given_up
     from holdfast.registry.upkeep.repairing import Left, RepairReport, repair
     from holdfast.registry.upkeep.signature_check import Keys
     from holdfast.registry.upkeep.signing import SignedRun, sign_runs

@@ -8,18 +8,18 @@ in the registry, for every machine.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.backends.escape import quoted
-from holdfast.registry.errors import IntegrityError, InvalidInput, RolledBack, UnsupportedFormat
-from holdfast.registry.history import Epochs
+from holdfast.registry.errors import IntegrityError, InvalidInput, RolledBack
 from holdfast.registry.store import Store
 from holdfast.registry.store.heads import MAX_FILE_BYTES, Head, HeadLines, Heads, HeadsFile
 from holdfast.registry.upkeep.findings import Finding, Vouched
 from holdfast.registry.upkeep.histories import History
+from holdfast.registry.upkeep.live import given_up
 from holdfast.registry.upkeep.run_notes import Notes
 from holdfast.registry.upkeep.signature_check import SignatureCheck
 
@@ -126,7 +126,9 @@ class NoteCheck:
 
     def __init__(self, store: Store) -> None:
         self._notes = Notes.read(store)
-        self._forgotten = _forgotten(store)
+        #: The runs that an operator gave up: their notes count no more, and what is wrong with
+        #: those that collections pass over is known.
+        self.forgotten = given_up(store)
 
     def slot_of(self, run_id: str) -> int | None:
         """Return the slot of a run whose digest a note has."""
@@ -136,7 +138,7 @@ class NoteCheck:
     def check(self, history: History) -> Iterator[Finding]:
         """Yield a finding if the log of a run is not the one that a collection has read."""
         note = self._notes.by_run.get(history.run_id)
-        if note is None or history.run_id in self._forgotten:
+        if note is None or history.run_id in self.forgotten:
             return
         try:
             note.check(history.slots, history.digest)
@@ -145,7 +147,7 @@ class NoteCheck:
 
     def check_registry(self, run_ids: Iterable[str]) -> Iterator[Finding]:
         """Yield runs that are gone, and tables of notes that cannot be read."""
-        gone = self._notes.by_run.keys() - set(run_ids) - set(self._forgotten)
+        gone = self._notes.by_run.keys() - set(run_ids) - set(self.forgotten)
         for run_id in sorted(gone):
             yield _lost(self._notes.by_run[run_id].lost("no such run"), run_id)
         for key, message in self._notes.damaged.items():
@@ -160,16 +162,6 @@ def _lost(error: RolledBack, run_id: str) -> Finding:
         f"{quoted(run_id)}`."
     )
     return Finding("head", run_id, message, (run_id,), advice)
-
-
-def _forgotten(store: Store) -> Collection[str]:
-    """Return the runs that an operator gave up: their notes count no more."""
-    epochs = Epochs(store)
-    try:
-        header = epochs.header(epochs.newest())
-    except (IntegrityError, UnsupportedFormat):
-        return ()  # of epochs there is a finding
-    return (header and header.forgotten) or ()
 
 
 def read_heads(path: str | os.PathLike[str]) -> HeadsFile:

@@ -28,7 +28,7 @@ from holdfast.registry.errors import (
     RegistryError,
     UnsupportedFormat,
 )
-from holdfast.registry.history import RunLog, Slots
+from holdfast.registry.history import Epochs, RunLog, Slots
 from holdfast.registry.history.actions import Action, Forget, Place, Recover
 from holdfast.registry.history.replay import RunManifest, Slot
 from holdfast.registry.objects import (
@@ -415,6 +415,16 @@ def is_forgotten(store: Store, forgotten: Mapping[str, int], run_id: str) -> boo
         slot = Slots(store, run_id).get(end)
         return slot is not None and any(isinstance(line, Forget) for _, line in slot.lines)
     return False
+
+
+def given_up(store: Store) -> Mapping[str, bool]:
+    """Return the runs that the newest epoch says are forgotten, each with whether that counts."""
+    epochs = Epochs(store)
+    with suppress(*UNREADABLE):
+        header = epochs.header(epochs.newest())
+        forgotten = (header and header.forgotten) or {}
+        return {name: is_forgotten(store, forgotten, name) for name in forgotten}
+    return {}
 
 
 def with_way_out(error: RegistryError, run_id: str, effect: str) -> RegistryError:

@@ -21,7 +21,7 @@ from itertools import filterfalse, groupby
 from holdfast.registry.errors import ObjectNotFound, RegistryError
 from holdfast.registry.history import list_runs
 from holdfast.registry.history.actions import Place
-from holdfast.registry.objects import KINDS, ObjectKey, open_pack
+from holdfast.registry.objects import KINDS, RUNS, ObjectKey, open_pack
 from holdfast.registry.store import Outcome, Progress, Store, Workers, verify_pack_chunks
 from holdfast.registry.upkeep.data_pass import (
     DataPass,
@@ -73,6 +73,7 @@ _WRONG_WITHIN = (
     "Its writer stored wrong bytes, and mirrors have the same: `repair` cannot help. Save the "
     "same states again into a new run."
 )
+_GIVEN_UP = "Somebody gave the run up, and collections pass over it: leave its folder in place."
 _ORPHAN = "Nothing needs it; `gc` will delete it. Run `gc` before the same state is saved again."
 
 
@@ -200,7 +201,7 @@ class Verification:
         found = (config, epochs, self._names.findings, self._findings, self._object_findings())
         standing = filterfalse(self._looks_for, known_damage(self._store))
         return VerifyReport(
-            tuple(finding for part in found for finding in sorted(part, key=_order)),
+            tuple(self._told(one) for part in found for one in sorted(part, key=_order)),
             len(runs),
             self._checkpoints,
             len(self._names.sizes),
@@ -210,6 +211,14 @@ class Verification:
             self._unchanged,
             tuple(self._head_check.vouched),
         )
+
+    def _told(self, finding: Finding) -> Finding:
+        """Return a finding, as a note if it is of a run that an operator gave up."""
+        where, is_file = finding.where, finding.where.startswith(RUNS)
+        run_id = where.removeprefix(RUNS).partition("/")[0] if is_file else where
+        if not self._note_check.forgotten.get(run_id):
+            return finding
+        return replace(finding, affects=(), advice=_GIVEN_UP, severity="note")
 
     def _looks_for(self, known: KeptFinding) -> bool:
         """Return whether this verification would find damage that an earlier one has found."""
@@ -283,6 +292,8 @@ class Verification:
     ) -> None:
         def take(asked: Asked, done: Outcome[History]) -> None:
             history = done.result()
+            if self._note_check.forgotten.get(asked.run_id):
+                history = replace(history, needs=(), checkpoints=0)  # collections free them
             self._count(history.size_bytes)
             self._marked[asked.run_id] = history.epoch
             self._needed.take(history)

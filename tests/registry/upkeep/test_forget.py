@@ -99,6 +99,14 @@ def test_a_run_that_cannot_be_read_stops_the_others_until_it_is_forgotten(
     save_small(fresh.run("other"), 6)
     fresh.run("other").retention.prune(Retention(last=1))
     assert open_registry(backend).gc(grace_s=0).deleted.objects > 0
+    # Nor does it hinder verification and mirrors, each night: what is wrong with it is known.
+    checked = open_registry(backend).verify(deep=True)
+    assert (checked.ok, checked.checkpoints) == (True, 1)
+    assert {one.severity for one in checked.findings} <= {"note"}
+    there = open_registry(new_backend())
+    assert [one.run_id for one in sync(open_registry(backend), there).runs] == ["other"]
+    with pytest.raises(RegistryError):
+        sync(open_registry(backend), there, runs=["x"])
     # Nothing follows in the forgotten run, neither by a handle from before nor once it is mended.
     with pytest.raises(RegistryError):
         training.save(small_state(7), step=7)
@@ -234,7 +242,8 @@ def test_a_forgotten_run_that_comes_back_is_not_copied_and_does_not_hinder(
     backend.delete(_JUNK)
     there = open_registry(new_backend())
     with pytest.raises(IntegrityError, match=r"Not copied: x. Copied or up to date: other"):
-        sync(open_registry(backend), there)
+        sync(open_registry(backend), there, runs=["x", "other"])
+    assert [one.run_id for one in sync(open_registry(backend), there).runs] == ["other"]
     assert open_registry(backend).run("x").manifest.dropped is not None
     assert open_registry(backend).verify(deep=True).findings == ()
 
