@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 from holdfast.backends.wrappers import Metered
@@ -278,9 +279,15 @@ class _Night:
         else:
             notes = None if self._heads is None else self._heads.path(".pass")
             share = min(1.0, due_days / days)
-            report = self._registry.verify(
-                sample=share, resume=notes, since_last=True, progress=self._advance
+            check = partial(
+                self._registry.verify, sample=share, since_last=True, progress=self._advance
             )
+            try:
+                report = check(resume=notes)
+            except InvalidInput:  # what earlier nights noted is damaged, or cannot be written to
+                with suppress(OSError):
+                    Path(notes or "").unlink()
+                report = check()
             self._keep_cared(self._cared.changed(read_ms=now_ms))
         # Damage that an earlier night read stands until a check looks there again.
         damage = [one for one in (*report.findings, *report.standing) if one.severity == "error"]

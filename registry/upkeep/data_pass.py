@@ -8,7 +8,9 @@ need a damaged one.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import logging
 import os
 import random
 import secrets
@@ -56,6 +58,8 @@ from holdfast.registry.store import (
 from holdfast.registry.upkeep.findings import DataRead
 from holdfast.registry.upkeep.shards import Shard
 from holdfast.registry.values import Digest, Field, Record
+
+_LOGGER = logging.getLogger("holdfast")
 
 
 def check_object(data: bytes, key: ObjectKey) -> PackTable | None:
@@ -195,15 +199,14 @@ class PassNotes:
             self._salt, whole = self._parse(held) if held else (b"", 0)
             if not whole:
                 self._salt = self._header()
-            self._file = self._path.open("r+b" if exists else "xb")
+            self._file = self._path.open("r+b" if exists else "xb", buffering=0)
             self._file.truncate(whole)  # what a crash cut off
             self._file.seek(whole)
+            self._is_full = not whole and not self._has_appended(self._salt)
         except OSError as error:
             raise InvalidInput(
                 "cannot keep notes of a verification", where=str(path), found=error
             ) from error
-        if not whole:
-            self._append(self._salt)
 
     def __enter__(self) -> Self:
         return self
@@ -216,20 +219,31 @@ class PassNotes:
         return _entry(info) in self._read
 
     def add(self, info: ObjectInfo) -> None:
-        """Note that an object was read and is whole; may be called from any thread."""
+        """Note that an object was read and is whole; may be called from any thread.
+
+        If the disk is full, the verification goes on, and a later one reads the rest again.
+        """
         line = _with_digest(_entry(info).encode(), self._salt)
-        with self._lock:
-            self._append(line)
+        with self._lock:  # behind a line that was cut off, no other would count
+            self._is_full = self._is_full or not self._has_appended(line)
 
     def finish(self) -> None:
         """End the pass: the next one reads everything again."""
         self._file.close()
         self._path.unlink(missing_ok=True)
 
-    def _append(self, line: bytes) -> None:
+    def _has_appended(self, line: bytes) -> bool:
         # Handed to the system at once, so that the file is valid even if this process is killed.
-        self._file.write(line + b"\n")
-        self._file.flush()
+        start = self._file.tell()
+        try:
+            if self._file.write(line + b"\n") == len(line) + 1:
+                return True
+            error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as caught:
+            error = caught
+        self._file.truncate(start)
+        _LOGGER.warning("%s: a verification is noted no further: %s", self._path, error)
+        return False
 
     def _header(self) -> bytes:
         header = _Header(

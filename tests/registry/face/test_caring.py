@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,7 @@ from holdfast import Retention
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.face import caring
 from holdfast.registry.upkeep import data_pass
+from tests.registry.upkeep.test_pass_notes import OnFullDisk
 
 NAMES = ["a", "b", "c", "d", "e"]
 
@@ -97,6 +99,29 @@ def test_a_clock_that_was_wrong_once_keeps_nothing_from_being_read(reg, clock, r
         clock.days = days
         holdfast.care(reg, read_all_in_days=2)
     assert set(read) == {key for key in files(tmp_path / "registry") if key.startswith("packs/")}
+
+
+@pytest.mark.parametrize("left", [b"", b'{"began_s', b"\0" * 200 + b"\n" * 3])
+def test_notes_of_a_pass_that_were_damaged_are_begun_anew(reg, clock, read, monkeypatch, left):
+    assert holdfast.care(reg, read_all_in_days=28).ok
+    notes = reg.handle.store.heads.path(".pass")
+    assert Path(notes).read_bytes()
+    Path(notes).write_bytes(left)
+    for clock.days in range(1, 29):
+        report = holdfast.care(reg, read_all_in_days=4)
+        assert report.ok, report
+    assert min(read[one.key] for one in reg.handle.store.backend.list("packs/")) > 1
+
+
+def test_a_disk_of_this_machine_that_is_full_keeps_no_step_from_its_work(
+    reg, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(data_pass, "Path", OnFullDisk)
+    mirror = tmp_path / "mirror"
+    holdfast.init(mirror, skip_race_probe=True).close()
+    report = holdfast.care(reg, read_all_in_days=2, mirrors=[mirror])
+    assert report.ok, report
+    assert by_name(report)["verify"].counts["read_bytes"] > 0
 
 
 def test_damage_is_told_and_the_other_steps_are_done(reg, tmp_path):

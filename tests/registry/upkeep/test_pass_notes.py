@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,22 @@ from holdfast.registry.upkeep.data_pass import MAX_AGE_S, PassNotes
 ID = "a" * 32
 PACK = ObjectInfo(f"packs/aa/{'a' * 64}.0", 100, 1234.5)
 OTHER = ObjectInfo(f"packs/bb/{'b' * 64}.0", 200, 1.25)
+
+
+class _Full(FileIO):
+    """A file on a disk that has room for 100 bytes."""
+
+    def write(self, data) -> int:
+        if self.tell() >= 100:
+            raise OSError(errno.ENOSPC, "no space left")
+        return super().write(data[: 100 - self.tell()])
+
+
+class OnFullDisk(type(Path())):
+    """A path on such a disk."""
+
+    def open(self, mode="r", buffering=-1):
+        return _Full(self, mode) if mode in ("xb", "r+b") else super().open(mode, buffering)
 
 
 @pytest.fixture
@@ -35,6 +53,24 @@ def test_what_was_added_is_held_by_the_next_one(noted: Path) -> None:
         assert again.holds(PACK)
         assert again.holds(OTHER)
         assert again.ignored is None
+
+
+def test_on_a_full_disk_what_was_noted_before_still_counts(
+    path: Path, noted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = noted.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    for before in (b"", lines[0], whole):
+        path.write_bytes(before)
+        with monkeypatch.context() as patched:
+            patched.setattr(pass_notes, "Path", OnFullDisk)
+            with PassNotes(path, ID) as made:
+                made.add(PACK)
+                made.add(OTHER)
+        assert path.read_bytes() == before
+        with PassNotes(path, ID) as again:
+            assert again.ignored is None
+            again.add(PACK)
 
 
 def test_nothing_is_held_before_it_is_added(path: Path) -> None:
