@@ -69,10 +69,13 @@ class QuietRuns:
             note.check(log.run.next_slot, note.seen.digest)
 
     def is_sealed(self, log: RunLog, note: RunNote | None) -> bool:
-        """Return whether a note of the newest seal stands, and nobody has announced a commit."""
-        sealed = log.run.sealed_at
+        """Return whether a note of the newest seal stands, and nobody has announced a commit.
+
+        Nor has anybody put one: of a copy of the store a marker may be lost.
+        """
+        sealed, newest = log.run.sealed_at, log.newest_commit
         is_noted = note is not None and note.seen.sealed == sealed and note.is_sealed(self._grace_s)
-        if sealed is None or not is_noted:
+        if sealed is None or newest is None or newest.number > sealed or not is_noted:
             return False
         numbers = self._markers.get(log.run_id, ())
         if any(number <= sealed for number in numbers):
@@ -133,18 +136,21 @@ class QuietRuns:
         known = packs.keys() >= set(keys)
         if not known or not all(map(self._needs.learn, places, (packs[key] for key in keys))):
             return None
-        if zlib.crc32(seen.run.encode()) % _SAMPLED == int(time.time() // DAY_S) % _SAMPLED:
-            self._look_at(note)
-        return self._needs.of(run)
+        is_sampled = (
+            zlib.crc32(seen.run.encode()) % _SAMPLED == int(time.time() // DAY_S) % _SAMPLED
+        )
+        return None if is_sampled and self._has_grown(note) else self._needs.of(run)
 
-    def _look_at(self, note: RunNote) -> None:
-        """Raise if the log of a run is not the one of its note."""
+    def _has_grown(self, note: RunNote) -> bool:
+        """Return whether a log goes on behind its note; raise if it is another log."""
         slots = Slots(self._store, note.seen.run)
         commit, last = slots.get(note.seen.slot), slots.get(note.seen.slots - 1)
         try:
             note.check(note.seen.slots if last else 0, Digest.of(commit.data) if commit else None)
         except IntegrityError as error:
             raise with_way_out(error, note.seen.run, "collects for the others") from None
+        further = slots.get(note.seen.slots)
+        return further is not None and not has_only_seals([further])
 
 
 def has_only_seals(recent: Sequence[Slot]) -> bool:

@@ -92,6 +92,23 @@ def test_a_collection_reads_and_marks_only_runs_in_which_something_happened(seal
     assert not contents(backend, ACTIVE)
 
 
+@pytest.mark.parametrize("looks", ["full", "sampled"])
+def test_a_commit_whose_marker_is_lost_is_found_by_whoever_reads_its_log(
+    sealed, backend, monkeypatch, looks
+):
+    """As in a copy of a folder in use, of which `active/` was copied before the commit."""
+    save_small(sealed.run("b"), 30)
+    [marker] = contents(backend, ACTIVE)
+    backend.delete(marker)
+    if looks == "sampled":
+        monkeypatch.setattr(sealing, "_SAMPLED", 1)
+    assert gc_elsewhere(backend, full=looks == "full")[0].deleted.objects == 0
+    monkeypatch.setattr(sealing, "_SAMPLED", 2**32)
+    for _ in range(2):  # its note stands for the run again, with the new checkpoint
+        assert gc_elsewhere(backend)[0].deleted.objects == 0
+    check_whole(backend, sealed)
+
+
 def test_the_old_rules_go_on_before_an_upgrade(reg, backend):
     save_small(reg.create_run("a"), 1)
     reg.gc(grace_s=0)
