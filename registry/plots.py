@@ -13,16 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import cycle, pairwise
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from holdfast.backends.errors import install_extra
-from holdfast.backends.escape import quoted
 from holdfast.registry.curation.streams import LOG, Stream, each_step_once
 from holdfast.registry.errors import InvalidInput, NotFound
 from holdfast.registry.history import RunLog, moment, phase_segment, step_ref
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.spec import Monitor
-from holdfast.registry.values import near, text
+from holdfast.registry.values import near, one_of, text
 from holdfast.registry.writing import Committer
 
 #: Streams by name, each with the wanted keys; or names alone.
@@ -226,9 +225,7 @@ class Curves:
     """The curves of a run."""
 
     def __init__(self, run: RunManifest, records: Iterable[CheckpointRecord], axis: Axis) -> None:
-        if axis not in get_args(Axis):
-            expected = ", ".join(get_args(Axis))
-            raise InvalidInput("not an axis", expected=expected, found=quoted(axis))
+        one_of(axis, Axis, what="not an axis")
         self._run, self._axis = run, axis
         self._by_phase: dict[str, list[CheckpointRecord]] = {}
         for one in records:

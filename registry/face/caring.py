@@ -22,7 +22,7 @@ from holdfast.registry.face.registry import Registry
 from holdfast.registry.face.syncing import sync
 from holdfast.registry.history import has_policies
 from holdfast.registry.store import Progress
-from holdfast.registry.values import HERE, InvalidRecord, Record, markup, size
+from holdfast.registry.values import HERE, InvalidRecord, Record, markup, seconds, size
 
 #: Packs of which at least this share is dead are rewritten: more is freed then than is moved.
 _MIN_DEAD = 0.5
@@ -142,8 +142,8 @@ def care(
             expected=f"above 0 and at most {_MOST_DAYS}",
             found=read_all_in_days,
         )
-    if for_s is not None and not for_s > 0:
-        raise InvalidInput("not a time", expected="seconds above 0", found=for_s)
+    if for_s is not None:
+        seconds(for_s, "for_s")
     if most_requests is not None and not most_requests > 0:
         raise InvalidInput("not a number of requests", expected="above 0", found=most_requests)
     with ExitStack() as stack:

@@ -9,7 +9,7 @@ no collection, merging or pool.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
@@ -22,7 +22,7 @@ from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.saving import Backlog, Busy, PendingSave, Restored, RunHandle, ask
 from holdfast.registry.spec import Monitor
-from holdfast.registry.values import is_first_rank, markup
+from holdfast.registry.values import is_first_rank, markup, one_of
 from holdfast.registry.writing import Storing, check_storing
 
 if TYPE_CHECKING:
@@ -88,10 +88,7 @@ class Run:
 
     @status.setter
     def status(self, status: RunStatus) -> None:
-        if status not in get_args(RunStatus):
-            raise InvalidInput(
-                "not a status", expected=", ".join(get_args(RunStatus)), found=quoted(status)
-            )
+        one_of(status, RunStatus, what="not a status")
         self._handle.saver.set_status(status)
 
     @property

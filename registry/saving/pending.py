@@ -24,9 +24,8 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import IO, Any, Generic, Literal, NoReturn, get_args
+from typing import IO, Any, Generic, Literal, NoReturn
 
-from holdfast.backends.escape import quoted
 from holdfast.registry.errors import Conflict, InvalidInput, StorageError, UnsupportedValue
 from holdfast.registry.loading import Checkpoint
 from holdfast.registry.pytree import FlatState
@@ -34,7 +33,7 @@ from holdfast.registry.saving import ending as ending
 from holdfast.registry.saving.logged import flush_all
 from holdfast.registry.saving.save_request import Save, copied
 from holdfast.registry.store import Threads
-from holdfast.registry.values import HERE
+from holdfast.registry.values import HERE, one_of
 from holdfast.registry.writing import Staging
 
 #: Environment variable: seconds that the end of a program waits for its running saves.
@@ -291,13 +290,7 @@ class Backlog:
 
 def check_busy(busy: object) -> None:
     """Refuse a value that is not a `Busy`."""
-    if busy not in get_args(Busy):
-        raise InvalidInput(
-            "not a policy for a save during another save",
-            where="busy",
-            expected=" or ".join(get_args(Busy)),
-            found=quoted(busy),
-        )
+    one_of(busy, Busy, what="not a policy for a save during another save", where="busy")
 
 
 class Forgiven(Exception):

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
         metrics,
         near,
         number,
+        one_of,
+        seconds,
         share,
         size,
         whole,

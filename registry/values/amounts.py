@@ -1,6 +1,7 @@
 """Sizes, numbers, shares, times and lists as people read them: few digits, few parts.
 
-Also known names that are near to a mistyped one, and the check of a whole number of a caller.
+Also known names that are near to a mistyped one, and checks of what a caller gives: whole numbers,
+seconds, one of several words.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from operator import index
+from typing import get_args
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
@@ -36,6 +38,23 @@ def whole(
         expected = f"a whole number from {least}, below 2^{bits}"
         raise InvalidInput(what, where=where, expected=expected, found=quoted(value))
     return number
+
+
+def seconds(value: object, where: str, *, what: str = "not a time") -> float:
+    """Return a time of a caller in seconds; a truth value is none."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # Longer times, in milliseconds, would not fit the integers of a log.
+    if not is_number or not 0 < value <= 1e12:  # type: ignore[operator]  # checked just before
+        expected = "a number of seconds above 0, at most 10^12"
+        raise InvalidInput(what, where=where, expected=expected, found=quoted(value))
+    return float(value)  # type: ignore[arg-type]
+
+
+def one_of(value: object, kind: object, *, what: str, where: str | None = None) -> None:
+    """Refuse a value of a caller that is none of the words of a `Literal`."""
+    if value not in get_args(kind):
+        expected = " or ".join(get_args(kind))
+        raise InvalidInput(what, where=where, expected=expected, found=quoted(value))
 
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

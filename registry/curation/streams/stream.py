@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
-from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
 from holdfast.registry.curation.streams.appends import (
     PlannedAppend,
@@ -24,7 +23,7 @@ from holdfast.registry.history import MAX_STEP, check_name, check_step
 from holdfast.registry.history.actions import Action, AppendStream, ArchiveStream, Lifetime
 from holdfast.registry.history.replay import RunManifest, Segment, StreamRecord
 from holdfast.registry.tables import entry_table
-from holdfast.registry.values import Digest, canonical, near
+from holdfast.registry.values import Digest, canonical, near, one_of
 from holdfast.registry.writing import Committer, Composed, Written
 
 
@@ -95,9 +94,8 @@ class Stream:
             Conflict: Other writers interfered too often, or the run was dropped.
             StoreUnavailable: The store did not say whether the entries were appended.
         """
-        if lifetime is not None and lifetime not in get_args(Lifetime):
-            expected = " or ".join(get_args(Lifetime))
-            raise InvalidInput("not a lifetime", expected=expected, found=quoted(lifetime))
+        if lifetime is not None:
+            one_of(lifetime, Lifetime, what="not a lifetime")
         checked = check_entries([entries] if isinstance(entries, Mapping) else entries)
         if not checked:
             return self.count

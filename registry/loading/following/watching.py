@@ -16,14 +16,13 @@ from collections.abc import Iterator, Sequence
 from threading import Event
 from typing import Self
 
-from holdfast.backends.escape import quoted
 from holdfast.registry.errors import Conflict, InvalidInput
 from holdfast.registry.history import check_name, check_phase
 from holdfast.registry.history.actions import Acknowledge, Action, Claim
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading.checkpoint import Checkpoint
 from holdfast.registry.spec import check_phase_is_declared
-from holdfast.registry.values import HERE
+from holdfast.registry.values import HERE, seconds
 from holdfast.registry.writing import Committer, Composed
 
 #: Statuses after which no checkpoint comes any more.
@@ -37,19 +36,15 @@ def _now_ms() -> int:
     return int(time.time() * 1000)
 
 
-#: Longer times, in milliseconds, would not fit the integers of a log.
-_LONGEST_S = 1e12
-
-
 class Patience:
     """The waits of a follower between polls of a log, and its timeout."""
 
     def __init__(
         self, poll_s: float = 1.0, longest_poll_s: float = 30.0, timeout_s: float | None = None
     ) -> None:
-        self._poll_s = _seconds("poll_s", poll_s)
-        self._longest_poll_s = max(self._poll_s, _seconds("longest_poll_s", longest_poll_s))
-        self._timeout_s = math.inf if timeout_s is None else _seconds("timeout_s", timeout_s)
+        self._poll_s = seconds(poll_s, "poll_s")
+        self._longest_poll_s = max(self._poll_s, seconds(longest_poll_s, "longest_poll_s"))
+        self._timeout_s = math.inf if timeout_s is None else seconds(timeout_s, "timeout_s")
         self.begin()
 
     def begin(self) -> None:
@@ -101,7 +96,7 @@ class Watch(Iterator[Checkpoint]):
             check_phase_is_declared(self._log.run.spec, self._phase)
         self.group = check_name(group, "a group of followers")
         self.follower = check_name(follower or secrets.token_hex(8), "a follower")
-        self._hold_ms = math.ceil(_seconds("hold_s", hold_s) * 1000)
+        self._hold_ms = math.ceil(seconds(hold_s, "hold_s") * 1000)
         self._patience = patience
         self._follow = follow
         self._end: int | None = None
@@ -255,15 +250,3 @@ class Watch(Iterator[Checkpoint]):
     @property
     def _where(self) -> str:
         return f"{self._log.run_id}: group {self.group}"
-
-
-def _seconds(name: str, value: object) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value <= _LONGEST_S:  # type: ignore[operator]  # checked just before
-        raise InvalidInput(
-            "not a time",
-            where=name,
-            expected="seconds, above 0, at most 10^12",
-            found=quoted(value),
-        )
-    return float(value)  # type: ignore[arg-type]

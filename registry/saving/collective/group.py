@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from holdfast.backends import Buffer
-from holdfast.registry.errors import InvalidInput
+from holdfast.registry.values import seconds
 
 #: Seconds after which waiting for another rank is an error.
 DEADLINE_S = 600.0
@@ -71,18 +71,6 @@ class Group(Protocol):
         """End the connections and release what the group holds."""
 
 
-def check_deadline(deadline_s: float) -> float:
-    """Refuse a deadline that is not a number of seconds above 0."""
-    if not isinstance(deadline_s, int | float) or not 0 < deadline_s < float("inf"):
-        raise InvalidInput(
-            "not a deadline",
-            where="deadline_s",
-            expected="a number of seconds above 0",
-            found=repr(deadline_s),
-        )
-    return float(deadline_s)
-
-
 @dataclass
 class _Board:
     """Messages and counters that the threads of a `ThreadGroup` share."""
@@ -118,7 +106,8 @@ class ThreadGroup:
     def make(cls, size: int, deadline_s: float = DEADLINE_S) -> list[ThreadGroup]:
         """Return the sides of a new group, one for each thread."""
         board = _Board()
-        return [cls(rank, size, board, check_deadline(deadline_s)) for rank in range(size)]
+        limit_s = seconds(deadline_s, "deadline_s", what="not a deadline")
+        return [cls(rank, size, board, limit_s) for rank in range(size)]
 
     def send(self, to: Sequence[int], name: str, data: bytes) -> None:  # noqa: ARG002
         """Send a message."""

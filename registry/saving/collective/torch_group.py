@@ -22,7 +22,8 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from holdfast.backends import Buffer
 from holdfast.registry.errors import InvalidInput
-from holdfast.registry.saving.collective.group import DEADLINE_S, LinksBroken, check_deadline
+from holdfast.registry.saving.collective.group import DEADLINE_S, LinksBroken
+from holdfast.registry.values import seconds
 
 
 class TorchRanks:
@@ -121,7 +122,7 @@ class TorchGroup:
                 "torch.distributed is not initialized",
                 hint="Call torch.distributed.init_process_group() first.",
             )
-        self.deadline_s = check_deadline(deadline_s)
+        self.deadline_s = seconds(deadline_s, "deadline_s", what="not a deadline")
         self.rank: int = dist.get_rank()
         self.size: int = dist.get_world_size()
         store: Any = _get_default_store()

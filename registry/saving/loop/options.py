@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import math
 import os
 import sys
 from dataclasses import dataclass
-from typing import Protocol, get_args
+from typing import Protocol
 
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
@@ -16,10 +15,12 @@ from holdfast.registry.saving.loop.notice import Notice, NoticeSource
 from holdfast.registry.saving.pending import Busy, check_busy
 from holdfast.registry.saving.save_request import check_may_fail
 from holdfast.registry.spec import Monitor, Signals, WhenAsked
+from holdfast.registry.values import one_of, seconds
 from holdfast.registry.writing import Storing
 
 #: The module that needs torch.
 _TORCH_RANKS = "holdfast.registry.saving.collective.torch_group"
+_WHAT = "not a setting of a checkpointer"
 
 
 class Ranks(Protocol):
@@ -122,10 +123,11 @@ class Stopping:
         Notice(self.notice)
         _check_count("exit_code", self.exit_code, 0, 255)
         _check_count("sigint_exit_code", self.sigint_exit_code, 0, 255)
-        if self.sigusr1 is not None and self.sigusr1 not in get_args(WhenAsked):
-            raise _wrong("sigusr1", " or ".join(get_args(WhenAsked)), self.sigusr1)
-        _check_seconds("deadline_s", self.deadline_s)
-        _check_seconds("barrier_s", self.barrier_s)
+        if self.sigusr1 is not None:
+            one_of(self.sigusr1, WhenAsked, what=_WHAT, where="sigusr1")
+        if self.deadline_s is not None:
+            seconds(self.deadline_s, "deadline_s", what=_WHAT)
+        seconds(self.barrier_s, "barrier_s", what=_WHAT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +150,8 @@ class LoopOptions:
     def __post_init__(self) -> None:
         """Check them."""
         _check_count("every_steps", self.every_steps, 1, 2**53)
-        _check_seconds("every_s", self.every_s)
+        if self.every_s is not None:
+            seconds(self.every_s, "every_s", what=_WHAT)
         check_busy(self.busy)
         check_may_fail(self.may_fail, every_rank=self.group is not None)
         if self.group is not None and self.busy != "wait":  # each rank would skip another save
@@ -184,13 +187,5 @@ def _check_count(name: str, value: object, least: int, most: int) -> None:
         raise _wrong(name, f"a whole number from {least} to {most}", value)
 
 
-def _check_seconds(name: str, value: object) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is not None and not (is_number and 0 < float(value) < math.inf):  # type: ignore[arg-type]
-        raise _wrong(name, "a number of seconds above 0", value)
-
-
 def _wrong(name: str, expected: str, found: object) -> InvalidInput:
-    return InvalidInput(
-        "not a setting of a checkpointer", where=name, expected=expected, found=quoted(found)
-    )
+    return InvalidInput(_WHAT, where=name, expected=expected, found=quoted(found))
