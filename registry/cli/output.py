@@ -162,9 +162,7 @@ def more(count: int, shown: int) -> list[str]:
     return [f"... and {count - shown:,} more; --json lists all"] if count > shown else []
 
 
-def time(time_ms: int) -> str:
-    """Return a time of the log: UTC, to the second."""
-    return format_time(time_ms)
+time = format_time  # of the log: UTC, to the second
 
 
 def date(time_ms: int) -> str:

@@ -118,22 +118,22 @@ def change(
     found = opened.run(run)
     if label:
         found.history.set_labels([] if label == [""] else label)
-        said = f"{run}: labels {', '.join(found.manifest.labels_now) or 'none'}"
-        return Answer(lambda: run_json(found, None), lambda: [said])
-    if status is not None:
+        said = f"labels {', '.join(found.manifest.labels_now) or 'none'}"
+    elif versions is not None and migration is not None:
+        path, _, name = migration.rpartition(":")
+        migrate = runpy.run_path(path).get(name) if path else None
+        if not callable(migrate):
+            raise typer.BadParameter(f"{migration!r} is not FILE:NAME of a function in a file")
+        pair = versions.partition(":")
+        if not all(pair):
+            raise typer.BadParameter(f"{versions!r} is not of the form FROM:TO, as in 1:2")
+        before, after = (int(one) if one.isdigit() else one for one in pair[::2])
+        found.phases.raise_version(before, after, migrate)
+        said = f"schema version {after}"
+    else:
         found.status = cast("RunStatus", status)
-    if versions is None or migration is None:
-        return Answer(lambda: run_json(found, None), lambda: [f"{run}: {status}"])
-    path, _, name = migration.rpartition(":")
-    migrate = runpy.run_path(path).get(name) if path else None
-    if not callable(migrate):
-        raise typer.BadParameter(f"{migration!r} is not FILE:NAME of a function in a file")
-    pair = versions.partition(":")
-    if not all(pair):
-        raise typer.BadParameter(f"{versions!r} is not of the form FROM:TO, as in 1:2")
-    before, after = (int(one) if one.isdigit() else one for one in pair[::2])
-    found.phases.raise_version(before, after, migrate)
-    return Answer(lambda: run_json(found, None), lambda: [f"{run}: schema version {after}"])
+        said = str(status)
+    return Answer(lambda: run_json(found, None), lambda: [f"{run}: {said}"])
 
 
 @command(writes)

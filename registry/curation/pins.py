@@ -78,12 +78,28 @@ class _Names:
     def _pins(self) -> tuple[Pin, ...]:
         return tuple(self._log.refresh().pins_of(self._kind))
 
+
+class _OfCheckpoints(_Names):
+    """The names of one kind that name checkpoints."""
+
+    def get(self, name: str) -> Checkpoint:
+        """Return the checkpoint that has a name now. If it is damaged, no other is loaded.
+
+        Raises:
+            NotFound: There is no such name; near names are suggested.
+        """
+        return self._checkpoint(self._pin(name))
+
+    def list(self) -> dict[str, Checkpoint]:
+        """Return the named checkpoints as of now, by name."""
+        return {pin.name: self._checkpoint(pin) for pin in self._pins()}
+
     def _checkpoint(self, pin: Pin) -> Checkpoint:
         assert pin.checkpoint is not None  # replay has every tag and gate name one
         return find_checkpoint(self._committer.store, self._log, pin.checkpoint)
 
 
-class Tags(_Names):
+class Tags(_OfCheckpoints):
     """Tags: names that move from one checkpoint of the run to another; retention keeps it."""
 
     _kind = "tag"
@@ -124,20 +140,8 @@ class Tags(_Names):
 
         self._committer.commit(compose)
 
-    def get(self, name: str) -> Checkpoint:
-        """Return the checkpoint that a tag names now.
 
-        Raises:
-            NotFound: There is no such tag; near names are suggested.
-        """
-        return self._checkpoint(self._pin(name))
-
-    def list(self) -> dict[str, Checkpoint]:
-        """Return the checkpoints of all tags as of now, by name."""
-        return {pin.name: self._checkpoint(pin) for pin in self._pins()}
-
-
-class Gates(_Names):
+class Gates(_OfCheckpoints):
     """Gates: checkpoints at the ends of phases, never evicted.
 
     A gate is set once. Only a gate that fails verification may be replaced.
@@ -195,18 +199,6 @@ class Gates(_Names):
 
         now = self._committer.commit(compose)
         return self._checkpoint(find_pin(now, "gate", name))
-
-    def get(self, name: str) -> Checkpoint:
-        """Return the checkpoint of a gate. Loading it never falls back: damage is an error.
-
-        Raises:
-            NotFound: It is not set.
-        """
-        return self._checkpoint(self._pin(name))
-
-    def list(self) -> dict[str, Checkpoint]:
-        """Return the checkpoints of all gates that are set as of now, by name."""
-        return {pin.name: self._checkpoint(pin) for pin in self._pins()}
 
     def _chosen(
         self, run: RunManifest, name: str, checkpoint: Checkpoint | None

@@ -133,11 +133,9 @@ class Registry:
         """Begin a run that continues from a checkpoint of another one. No data is copied.
 
         It inherits the checkpoint with its companions, the gates and artifacts, the streams up to
-        it, and the pool with its ratings; releases and tags stay with the parent.
-
-        All options are those of `create_run`. If none of `preset`, `monitor` and `retention` is
-        given, the parent's rules apply; the default of the others is the parent's value, but the
-        fork has an owner and labels of its own.
+        it, and the pool with its ratings; releases and tags stay with the parent. The options are
+        those of `create_run`, by default the parent's values, but for owner and labels; one of
+        `preset`, `monitor` and `retention` replaces all three.
 
         Args:
             source: The checkpoint, or its ref.
@@ -173,8 +171,7 @@ class Registry:
     ) -> Run:
         """Open a run, to continue it or to read it.
 
-        The options of `create_run` create the run, and are compared with those of a run that
-        exists.
+        The options of `create_run` create the run, or are compared with those of the run.
 
         Args:
             run_id: Its name. Default: the environment variable `HOLDFAST_RUN`.
@@ -243,7 +240,7 @@ class Registry:
         that cannot be read has the status `damaged` and its error. This opens each run, several at
         once: four to twelve requests for most. What was read is kept on this machine: the next
         time, only the runs that changed are opened. In an upgraded registry in which `gc` runs, a
-        few requests find them, and sealed runs are not opened at all; elsewhere one for each run.
+        few requests find them; elsewhere one for each run.
 
         Args:
             where: A filter: `lr < 1e-3 and status=failed and name~vit`; see docs/cli/start.md.
@@ -320,9 +317,8 @@ class Registry:
     ) -> Ranking:
         """Rank the keys of configurations by how strongly they go with a metric over several runs.
 
-        Each run counts once, with its best value; what a fork inherited does not count. Nothing of
-        it says that a key is the cause: see docs/cli/look.md. Damaged runs are passed over, and are
-        in `damaged` of what it returns.
+        Each run counts once, with its best value; what a fork inherited does not count. It does not
+        say that a key is the cause (docs/cli/look.md). Damaged runs are in `.damaged`.
 
         Args:
             monitor: The metric; by default the one that decides the best in most of the runs.
@@ -380,13 +376,13 @@ class Registry:
     ) -> Attestation:
         """Say which checkpoint's bytes a file has, tensor by tensor, from digests alone.
 
-        Only manifests are read from the registry, no tensor data. A file of `safetensors`, `torch`,
-        `npz` or `hf` is hashed chunk by chunk; other formats are read whole, as by a push.
+        Only manifests are read from the registry. A file of `safetensors`, `torch`, `npz` or `hf`
+        is hashed chunk by chunk; other formats are read whole, as by a push.
 
         Args:
             path: The file, or a folder of Hugging Face.
-            ref: The state to compare it with. Default: those of the runs, the newest run first and
-                of each the newest checkpoint, until one matches as a whole.
+            ref: The state to compare it with. Default: those of the runs, the newest first, until
+                one matches as a whole.
             format: As for `holdfast.formats.read`, which has the errors of a file too.
             most: Without `ref`, the most states to compare it with.
             max_bytes: As for `holdfast.formats.read`.
@@ -463,8 +459,7 @@ class Registry:
         """Show a bar of the bytes to and from the store while the block runs.
 
         In a notebook the bar is an output of the cell, elsewhere a line on stderr if that is a
-        terminal. It counts what this handle moves, in any thread: loads, saves, files that are
-        written, verification. Chunks that a cache or an earlier save has are not moved.
+        terminal. It counts what this handle moves, in any thread.
 
         Args:
             label: Text beside the bar.
@@ -525,19 +520,16 @@ class Registry:
                 chooses another one at random.
             resume: A local file that records the packs that were read, so that an interrupted
                 verification can continue; with `sample` each call reads another share until
-                everything was read. Implies `deep` if `sample` is not given.
+                everything was read. Implies `deep` if `sample` is not given, as does `decode`.
             decode: Also decode every compressed chunk and hash the result: proves that the writer
                 encoded the right bytes. Takes about as long as loading each checkpoint.
-                Implies `deep` if `sample` is not given.
             heads: A local file that `write_heads` wrote, for this registry or its original: a log
                 that is shorter than there, different or gone is an error.
             write_heads: A local file for the heads of all runs; written if no error was found.
             since_last: Do not read again what the last call with `since_last` on this machine found
-                whole, and what is as it was then by names, sizes and times. Each call reads another
-                thirtieth of that again.
-            shard: `I/N` with N up to 256: check the packs, manifests and placements in this one of
-                N parts of the keys, and all logs. The N parts may be checked at any time, on
-                different machines.
+                whole, and is as it was by names, sizes and times; but a thirtieth of it.
+            shard: `I/N` with N up to 256: check all logs, and of packs, manifests and placements
+                this one of N parts of the keys. The parts may be on different machines.
             signed: Files or folders with the public keys that you trust: each commit of each run
                 has to be signed with one of them. `.vouched` of the report says who signed what.
             executor: Its workers read and hash, in other processes or on other machines that reach
@@ -545,9 +537,8 @@ class Registry:
             progress: Called with the number of bytes checked so far.
 
         Raises:
-            InvalidInput: `sample` is no share, `shard` is no shard, `resume` is a file of another
-                kind or registry, or a file of heads or keys cannot be read or written; or the
-                executor's workers cannot reach the registry.
+            InvalidInput: `sample` or `shard` is none, a file cannot be read, written or used, or
+                the executor's workers cannot reach the registry.
             StorageError: The store did not answer; with `resume` the next call continues there.
             WorkersFailed: The executor's workers died; likewise.
         """
@@ -589,17 +580,15 @@ class Registry:
             grace_s: Seconds, by the store's clock, for which objects stay after they were stored or
                 evicted.
             forget: Runs to give up for ever, because they cannot be read and would stop every
-                collection. Objects that only such a run needs are collected; what other runs need
-                stays. Nothing may be written to the run any more, even if it is mended.
+                collection. What only such a run needs is collected, and nothing may be written to
+                it any more, even if it is mended.
             accept: Runs whose logs count as they are, although collections have read other ones: a
                 mirror or a backup put them back. Commits that are not in these logs are given up.
             full: Read every log from its first slot, and report the runs for which the notes of
                 earlier collections differ. One collection in 30 does so by itself.
-            dry_run: Only report what would be deleted; the age of objects is then computed by this
-                machine's clock.
+            dry_run: Only report what would be deleted, by the age on this machine's clock.
             shard: `I/N` with N up to 256: delete only objects in this one of N parts of the keys.
-                Each is a collection of its own, on any machine and at any time; it reads and marks
-                all runs.
+                Each is a collection of its own, which reads and marks all runs.
             executor: Its workers read placements, as for `verify`; all else is done here.
             progress: Called with the number of bytes deleted so far.
 
@@ -620,10 +609,9 @@ class Registry:
     def upgrade(self) -> UpgradeReport:
         """Raise the least writer version of the registry to that of this program, for good.
 
-        Newer rules begin with it: sweeps in parts, which writers need not read whole. Programs of
-        an older version can read the registry and not write to it. Training that runs with one
-        fails at its next commit that names objects. Do it when every writer is upgraded. Repeating
-        it is safe, and finishes an upgrade that was killed.
+        Newer rules begin with it: sweeps in parts, which writers need not read whole. Do it when
+        every writer is upgraded: programs of an older version can then only read, and training
+        that runs with one fails. Repeating it is safe, and finishes an upgrade that was killed.
 
         Raises:
             IntegrityError: A run cannot be read; the other runs may be marked already.
@@ -638,7 +626,7 @@ class Registry:
 
         Each writer gets `Frozen` at its next commit: none lands once this call has returned.
         Older programs are refused for good, as by `upgrade`. Repeating it is safe, and finishes a
-        freeze that was killed. docs/guides/operator.md has the move of a registry, step by step.
+        freeze that was killed (docs/guides/operator.md).
 
         Args:
             moved_to: The URL where the registry goes on, for the messages of writers and readers.
@@ -664,8 +652,8 @@ class Registry:
     def drop_rules(self, *, delay_s: float | None = None, keep: bool | None = None) -> DropRules:
         """Return the rules of a drop in this registry; set those that are given.
 
-        To set it takes the rights of a collector, and refuses older programs for good, as `upgrade`
-        does. It also holds for runs that were dropped before.
+        To set them takes the rights of a collector, and refuses older programs for good, as
+        `upgrade` does. They also hold for runs that were dropped before.
 
         Args:
             delay_s: Seconds from a drop to the collection that may free the run, by the store's
@@ -698,8 +686,7 @@ class Registry:
 
         Others may read, save, sync, collect and repack meanwhile. No id changes. The old packs stay
         until they are collected. Deltas whose bases nothing else needs are stored again if that
-        takes fewer bytes. The next repack uses the work of an interrupted one. If two repacks place
-        one state differently, the first wins, and the report of the other one shows it.
+        takes fewer bytes. The next repack uses the work of an interrupted one.
 
         Args:
             runs: Only packs that these runs need; other runs that share one are changed with them.
@@ -717,8 +704,7 @@ class Registry:
         Raises:
             InvalidInput: `min_dead`, `compression` or `keyframe_every` is out of range.
             NotFound: There is no such run.
-            IntegrityError: Something is damaged or gone; the chunks moved by then are sound, and
-                nothing is deleted.
+            IntegrityError: Something is damaged or gone; nothing is lost by this.
             Conflict: Collections interrupted it too often.
             WorkersFailed: The executor's workers died; the next repack uses their work.
         """
@@ -736,13 +722,12 @@ class Registry:
     ) -> TierReport:
         """Move the packs of states to another storage class of their bucket, or ask for them.
 
-        No key, id or log changes. A pack that another state needs, of any run, is not moved to an
-        archive (`GLACIER`, `DEEP_ARCHIVE`), nor is one of the newest checkpoint of a run in
-        training. To read an archived state raises `Archived`.
+        No key, id or log changes. Not moved to an archive (`GLACIER`, `DEEP_ARCHIVE`) is what
+        another state needs, or the newest checkpoint of a run in training. To read an archived
+        state raises `Archived`.
 
         Args:
-            refs: Of states, such as `RUN/phase1/step500` and `RUN/tags/NAME`; the name of a run
-                alone is everything that it holds.
+            refs: Of states, such as `RUN/phase1/step500`; the name of a run is all that it holds.
             storage_class: Where the packs go, by the name that S3 gives it, such as `GLACIER_IR`.
             restore_days: Ask for the archived ones instead: they can be read some hours later, for
                 this many days.

@@ -24,7 +24,7 @@ from holdfast.registry.pytree import (
 from holdfast.registry.saving.collective.shards import Boxes, Ints, Layout, ShardLeaf, whole_shape
 from holdfast.registry.saving.collective.talk import Message, join
 from holdfast.registry.saving.save_request import SaveRequest
-from holdfast.registry.values import Digest, canonical, float_to_hex, item_size
+from holdfast.registry.values import canonical, float_to_hex, item_size
 
 _HINT = (
     "Give every rank the same value (rank 0's, by torch.distributed.broadcast), or wrap what each "
@@ -270,8 +270,3 @@ def join_small(leaf: ArrayLeaf, boxes: Sequence[Any], where: str) -> bytes:
             "the ranks' parts of a tensor overlap or leave gaps", where=f"{where}: {leaf.path}"
         )
     return data.tobytes()
-
-
-def plan_key(layouts: Sequence[str]) -> str:
-    """Return the digest of the boxes of all ranks."""
-    return Digest.of("\n".join(layouts).encode()).hex()

@@ -36,7 +36,7 @@ from holdfast.registry.saving.collective.telling import hear_slot
 from holdfast.registry.saving.earlier_steps import EarlierSteps
 from holdfast.registry.saving.save_commit import SaveCommit
 from holdfast.registry.saving.save_request import FlatSave, PlannedSave, SaveRequest
-from holdfast.registry.values import DIGEST_BYTES, canonical
+from holdfast.registry.values import DIGEST_BYTES, Digest, canonical
 from holdfast.registry.writing import (
     NAMED_AT_MOST,
     StateWriter,
@@ -148,7 +148,7 @@ class Leading(Side):
     def _plan(self, name: str) -> Plan:
         """Return the plan of a state; make it if a rank does not have it."""
         said = [header["states"][name] for header, _ in self._greetings]
-        key = agreement.plan_key([one["layout"] for one in said])
+        key = Digest.of("\n".join(one["layout"] for one in said).encode()).hex()
         layout = self.shares[name].layout
         if name in self._newly_planned:
             return self.plans.whole[name]

@@ -97,20 +97,6 @@ def unlinked_error(ranks: Sequence[int], found: str) -> RankFailed:
     return made
 
 
-def out_of_step_error(steps: Mapping[int, int], behind: Sequence[int]) -> IncompatibleState:
-    """Return the error for ranks that save different steps."""
-    highest = max(steps.values())
-    ahead = [rank for rank, step in steps.items() if step == highest]
-    return IncompatibleState(
-        "the ranks are out of step: they save different steps",
-        where=f"rank {behind[0]}",
-        expected=f"step {highest}, as on rank {ahead[0]}",
-        found=f"step {steps[behind[0]]}",
-        hint=f"Nothing was committed. Rank {ahead[0]} may have missed a save by an error that the "
-        "program caught: look at its log; the next save works again. Or the steps are wrong.",
-    )
-
-
 #: Messages are kept for this many later calls, so that a late rank learns how its call ended.
 _KEPT_CALLS = 8
 #: After the connections broke, a rank that sends nothing for this time counts as dead. The other
@@ -336,7 +322,16 @@ class Talk:
         behind = [rank for rank, step in steps.items() if step < highest]
         if behind:
             self.go_on(highest - 1)
-            raise out_of_step_error(steps, behind)
+            ahead = next(rank for rank, step in steps.items() if step == highest)
+            raise IncompatibleState(
+                "the ranks are out of step: they save different steps",
+                where=f"rank {behind[0]}",
+                expected=f"step {highest}, as on rank {ahead}",
+                found=f"step {steps[behind[0]]}",
+                hint=f"Nothing was committed. Rank {ahead} may have missed a save by an error that "
+                "the program caught: look at its log; the next save works again. Or the steps are "
+                "wrong.",
+            )
 
     def go_on(self, past: Label) -> None:
         """Continue with the next call on every rank whose call is later than `past`, here too."""
