@@ -37,7 +37,13 @@ def read_card(source: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str, A
     if isinstance(source, Mapping):
         return _mapping(source, "card", 0)
     path = _path(source)
-    return parse_card(_bytes(path), str(path))
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: not a possible path
+        found = getattr(error, "strerror", None) or error
+        raise InvalidInput("cannot read the card", where=quoted(str(path)), found=found) from error
+    return parse_card(data, str(path))
 
 
 def parse_card(data: bytes, where: str) -> dict[str, Any]:
@@ -168,19 +174,9 @@ def _check_depth(where: str, depth: int) -> None:
 
 def _path(source: object) -> Path:
     if not isinstance(source, str | os.PathLike):
-        raise InvalidInput(
-            "not a card", expected="a mapping or the path of a YAML file", found=clip(source)
-        )
+        expected = "a mapping or the path of a YAML file"
+        raise InvalidInput("not a card", expected=expected, found=clip(source))
     return Path(source)
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: not a possible path
-        found = getattr(error, "strerror", None) or error
-        raise InvalidInput("cannot read the card", where=quoted(str(path)), found=found) from error
 
 
 def _check_size(size_bytes: int, where: str) -> None:

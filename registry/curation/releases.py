@@ -210,7 +210,12 @@ class Releases:
                 inference.
             Conflict: The version exists with other content, or the checkpoint was evicted.
         """
-        wanted = self._wanted(str(release_version(version)), checkpoint, card, metrics)
+        name, run = str(release_version(version)), self._log.refresh()
+        own(self._committer, checkpoint, f"a release ({name})")
+        fields = {} if card is None else read_card(card)
+        check_card(fields, run.spec.card_fields)
+        values = None if metrics is None else check_metrics(metrics)
+        wanted = _Publication(self._committer.writer, name, checkpoint, fields, values)
         if state is not None and only is not None:
             raise InvalidInput("`only` and `state` exclude each other", where=wanted.where)
         if state is not None:
@@ -271,20 +276,6 @@ class Releases:
         for slot in self._log.slots():
             for _, commit in slot.commits:
                 yield from _events(commit)
-
-    def _wanted(
-        self,
-        name: str,
-        checkpoint: Checkpoint,
-        card: Card | None,
-        metrics: Mapping[str, object] | None,
-    ) -> _Publication:
-        run = self._log.refresh()
-        own(self._committer, checkpoint, f"a release ({name})")
-        fields = {} if card is None else read_card(card)
-        check_card(fields, run.spec.card_fields)
-        values = None if metrics is None else check_metrics(metrics)
-        return _Publication(self._committer.writer, name, checkpoint, fields, values)
 
     def _release(self, pin: Pin) -> Release:
         return Release(self._committer.store, self._log, pin)

@@ -164,9 +164,7 @@ def find_by_id(
     Runs are opened only until all `stored` states are found, the last by name first, since names
     that Holdfast gives begin with the time.
     """
-    url = store.backend.url
-    if not stored:
-        raise NotFound("no checkpoint with this id", where=f"{url}: {digits}")
+    where = f"{store.backend.url}: {digits}"
 
     def look(name: str) -> Stored | RegistryError:
         try:
@@ -178,7 +176,7 @@ def find_by_id(
 
     found: dict[bytes, Stored] = {}
     damaged: dict[str, RegistryError] = {}
-    latest = sorted(runs, reverse=True)
+    latest = sorted(runs, reverse=True) if stored else []
     for start in range(0, len(latest), _AT_ONCE):
         some = latest[start : start + _AT_ONCE]
         for name, one in zip(some, store.pools.bulk.map(look, some), strict=True):
@@ -199,13 +197,13 @@ def find_by_id(
         first = next(iter(damaged.values()))
         raise Malformed(
             "no checkpoint with this id in the runs that can be read",
-            where=f"{url}: {digits}",
+            where=where,
             expected=f"to read {', '.join(damaged)} too",
             found=first.summary,
             hint="Run `holdfast verify`; where the run is known, name it: RUN/DIGITS.",
         ) from first
     if not found:
-        raise NotFound("no checkpoint with this id", where=f"{url}: {digits}")
+        raise NotFound("no checkpoint with this id", where=where)
     return next(iter(found.values()))
 
 

@@ -52,9 +52,8 @@ def seconds(value: object, where: str, *, what: str = "not a time") -> float:
 
 def one_of(value: object, kind: object, *, what: str, where: str | None = None) -> None:
     """Refuse a value of a caller that is none of the words of a `Literal`."""
-    if value not in get_args(kind):
-        expected = " or ".join(get_args(kind))
-        raise InvalidInput(what, where=where, expected=expected, found=quoted(value))
+    if value not in (words := get_args(kind)):
+        raise InvalidInput(what, where=where, expected=" or ".join(words), found=quoted(value))
 
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

@@ -172,7 +172,7 @@ def test_what_is_not_there_is_named(reg: Registry, monkeypatch) -> None:
     run.save(small_state(), step=1, metrics={"loss": 1})
     with pytest.raises(NotFound, match="loss"):
         run.history.plot("los")
-    with pytest.raises(InvalidInput, match="step, time, commit"):
+    with pytest.raises(InvalidInput, match="step or time or commit"):
         run.history.plot(x="epoch")
     monkeypatch.setitem(sys.modules, "plotly", None)
     with pytest.raises(InvalidInput, match=r"pip install .*\[ui\]'"):

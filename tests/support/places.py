@@ -238,7 +238,7 @@ JOURNAL = {
         "return takeover.slot < log.run.next_slot",
     ),
     "an entry is in the log when its slot is composed": Place(
-        "registry.saving.journal.entry_saves", "Arrival.is_due", "return False"
+        "registry.saving.journal.entry_saves", "LogScan.is_due", "return False"
     ),
     "the note of an entry is lost": Place(
         "registry.saving.journal.carrier", "Carrier._outcome", "if number < max("

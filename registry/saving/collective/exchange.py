@@ -18,9 +18,9 @@ from holdfast.registry.saving.collective.plan import PlanPart
 from holdfast.registry.saving.collective.shards import Ints, Layout, whole_leaf
 from holdfast.registry.saving.collective.state_end import ChunkTable
 from holdfast.registry.saving.collective.talk import join
-from holdfast.registry.store import Store, together
+from holdfast.registry.store import together
 from holdfast.registry.values import DIGEST_BYTES, Digest, item_size
-from holdfast.registry.writing import Chunk, ObjectWriter, is_finite, is_watched, write_packs
+from holdfast.registry.writing import Chunk, StateWriter, is_finite, is_watched, write_packs
 
 
 @dataclass(frozen=True)
@@ -62,23 +62,13 @@ class ChunkReport:
         return cls(digests, header["nonfinite"], ChunkTable.decode(stored, rows, packs))
 
 
-def store_chunks(
-    store: Store,
-    writer: ObjectWriter,
-    group: Group,
-    layout: Layout,
-    part: PlanPart,
-    order: ChunkOrder,
-) -> ChunkReport:
-    """Store this rank's chunks that the base does not have."""
-    return _Storing(store, layout, part, order).write(writer, group)
+class ChunkStoring:
+    """The storing of the chunks that one rank owns in a state, and that the base does not have."""
 
-
-class _Storing:
-    """The storing of the chunks that one rank owns in a state."""
-
-    def __init__(self, store: Store, layout: Layout, part: PlanPart, order: ChunkOrder) -> None:
-        self._store, self._layout, self._part, self._order = store, layout, part, order
+    def __init__(
+        self, writer: StateWriter, layout: Layout, part: PlanPart, order: ChunkOrder
+    ) -> None:
+        self._writer, self._layout, self._part, self._order = writer, layout, part, order
         self._items = [item_size(one) for one in layout.structure.dtypes]
         self._leaves = [whole_leaf(leaf) for leaf in layout.leaves]
         self._watched = [is_watched(leaf, order.watched) for leaf in self._leaves]
@@ -86,10 +76,12 @@ class _Storing:
         self._nonfinite: set[int] = set()
         self._memory = cache(layout.memory)
 
-    def write(self, writer: ObjectWriter, group: Group) -> ChunkReport:
-        writer.hear(self._order.epoch)
+    def write(self, group: Group) -> ChunkReport:
+        """Exchange pieces with the other ranks, and put the chunks."""
+        store, objects = self._writer.store, self._writer.objects
+        objects.hear(self._order.epoch)
         chunks = complete_chunks(group, self._order.links, self._part, self._items, self._memory)
-        locations = write_packs(self._store, writer, self._batches(chunks), self._order.codec)
+        locations = write_packs(store, objects, self._batches(chunks), self._order.codec)
         for leaf in self._layout.leaves:
             leaf.release()
         return ChunkReport(self._digests, sorted(self._nonfinite), ChunkTable.of(locations))
@@ -101,7 +93,7 @@ class _Storing:
             return self._leaves[int(owned[1][0])].path.partition("/")[0]
 
         for batch in together(chunks, lambda one: len(one[2]), PACK_BYTES, component):
-            found = self._store.pools.hashing.map(self._hash, batch)
+            found = self._writer.store.pools.hashing.map(self._hash, batch)
             yield [chunk for chunk in found if chunk is not None]
 
     def _hash(self, owned: tuple[int, Ints, memoryview]) -> Chunk | None:

@@ -20,7 +20,7 @@ from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.pytree import FlatState
 from holdfast.registry.saving.collective import agreement
 from holdfast.registry.saving.collective.agreement import Share
-from holdfast.registry.saving.collective.exchange import ChunkOrder, ChunkReport, store_chunks
+from holdfast.registry.saving.collective.exchange import ChunkOrder, ChunkReport, ChunkStoring
 from holdfast.registry.saving.collective.group import LinksBroken
 from holdfast.registry.saving.collective.patterns import WrongLayout
 from holdfast.registry.saving.collective.plan import Plan, PlanPart, make_plan
@@ -238,7 +238,7 @@ class Leading(Side):
         order = ChunkOrder(self.calls.links, codec, watched, epoch, mine)
         layout, part = self.shares[name].layout, self.plans.part(name)
         try:
-            report = store_chunks(writer.store, writer.objects, group, layout, part, order)
+            report = ChunkStoring(writer, layout, part, order).write(group)
         except LinksBroken as error:
             group.break_links(self.calls.links)
             talk.say_why(error, "exchanging parts of tensors")
@@ -294,9 +294,8 @@ class Following(Side):
             key = agreement.layout_digest(layout), order["plan"]
             self.plans.mine[name] = (*key, PlanPart.decode(tables))
         told = ChunkOrder(order["links"], order["codec"], order["watched"], order["epoch"], known)
-        writer, group = self.writer, self.calls.group
-        part = self.plans.part(name)
-        return store_chunks(writer.store, writer.objects, group, layout, part, told).encode()
+        storing = ChunkStoring(self.writer, layout, self.plans.part(name), told)
+        return storing.write(self.calls.group).encode()
 
     def _look_for_it(self, error: RankFailed) -> int:
         """Look into the log for the outcome (CS5)."""

@@ -127,8 +127,7 @@ class Carrier:
         scan.read_to(committer.log.run)
         takeover = scan.takeover_of(folder, entry)
         scan.require_taken(takeover)
-        if scan.commit_of(entry.write) is None:
-            scan.require_own(takeover)
+        if scan.is_due(entry, takeover, committer.log.run):
             # An entry after a damaged one is carried: its own state is whole.
             before = None if entry.follows is None else folder.outcome_of(entry.follows, number)
             with refusing():  # a save that never enters the run is followed by none (J8)

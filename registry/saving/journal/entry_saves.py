@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from holdfast.registry.errors import (
     Conflict,
@@ -125,6 +126,19 @@ class LogScan:
         for slot, action, commit in self._taken:
             if slot > takeover.slot and action.token[:ID_DIGITS] not in own:
                 yield slot, action, commit
+
+    def is_due(self, entry: Entry, takeover: Takeover, run: RunManifest) -> bool:
+        """Return whether an entry is not in the log of a run yet; a stranded one is an error."""
+        self.read_to(run)
+        if self.commit_of(entry.write) is not None:
+            return False
+        self.require_own(takeover)
+        return True
+
+    def resumed_at(self, fields: SaveFields) -> int | None:
+        """Return the commit number of the checkpoint that a save continues from."""
+        write = fields.resumes_write
+        return fields.resumes_commit if write is None else self.commit_of(write)
 
     def require_own(self, takeover: Takeover) -> None:
         """Check that no other machine has taken the run over since a takeover (J2)."""
@@ -310,26 +324,26 @@ class CarriedSave(PushedSave):
         states: EntryStates,
     ) -> None:
         super().__init__(writer, fields, states, entry=entry)
-        self._arrival = Arrival(entry, takeover, scan)
+        self._scan, self._is_due = scan, partial(scan.is_due, entry, takeover)
         self.authorship = entry.authorship
 
     def check(self, run: RunManifest) -> None:
         """Refuse an entry that is stranded, or that the run does not allow."""
-        if self._arrival.is_due(run):
-            self._token.continue_from(self._arrival.resumed_at(self._fields), self._fields.keeps)
+        if self._is_due(run):
+            self._token.continue_from(self._scan.resumed_at(self._fields), self._fields.keeps)
             with refusing():
                 super().check(run)
 
     def write_states(self) -> Sequence[Written]:
         """Copy the states from the journal, unless the entry is in the log."""
-        if not self._arrival.is_due(self._writer.log.run):
+        if not self._is_due(self._writer.log.run):
             return ()
         with refusing():
             return super().write_states()
 
     def commits(self, run: RunManifest) -> Sequence[Sequence[Action]] | None:
         """Return the actions, composed for the run; `None` if the entry is in the log."""
-        if not self._arrival.is_due(run):
+        if not self._is_due(run):
             return None
         with refusing():
             return super().commits(run)
@@ -341,44 +355,19 @@ class CarriedStatus(NewCommit):
     writes = False
 
     def __init__(self, entry: Entry, takeover: Takeover, scan: LogScan) -> None:
-        self._arrival = Arrival(entry, takeover, scan)
+        self._is_due = partial(scan.is_due, entry, takeover)
         self._entry = entry
         self.authorship = entry.authorship
 
     def check(self, run: RunManifest) -> None:
         """Refuse an entry that is stranded, or a run that was dropped."""
-        if self._arrival.is_due(run):
+        if self._is_due(run):
             with refusing():
                 super().check(run)
 
     def actions(self, run: RunManifest) -> Sequence[Action] | None:
         """Return the action; `None` if the entry is in the log."""
-        if not self._arrival.is_due(run):
-            return None
-        return [self._entry.action]
-
-
-class Arrival:
-    """Whether an entry still has to be committed, judged by the log before its slot."""
-
-    def __init__(self, entry: Entry, takeover: Takeover, scan: LogScan) -> None:
-        self._entry = entry
-        self._takeover = takeover
-        self._scan = scan
-
-    def is_due(self, run: RunManifest) -> bool:
-        """Return whether the entry is not in the log yet; a stranded one is an error."""
-        self._scan.read_to(run)
-        if self._scan.commit_of(self._entry.write) is not None:
-            return False
-        self._scan.require_own(self._takeover)
-        return True
-
-    def resumed_at(self, fields: SaveFields) -> int | None:
-        """Return the commit number of the checkpoint that training continues from."""
-        if fields.resumes_write is not None:
-            return self._scan.commit_of(fields.resumes_write)
-        return fields.resumes_commit
+        return [self._entry.action] if self._is_due(run) else None
 
 
 def _planned(fields: SaveFields, *, takes_over: bool = True) -> PlannedSave:
