@@ -158,8 +158,9 @@ class _MadeModel:
         self._saved = dict[_Path, list[weakref.ref[Any]]]()
         act = weakref.WeakMethod(self._registered)
 
-        def registered(_: object, __: str, tensor: Any) -> None:
-            if (own := act()) is not None and tensor is not None:
+        def registered(module: object, name: str, tensor: Any) -> None:
+            is_new = tensor is not None and getattr(module, name, None) is not tensor  # not by +=
+            if is_new and (own := act()) is not None:
                 own(tensor)
 
         module = sys.modules.get("torch.nn.modules.module")

@@ -342,6 +342,22 @@ class Empty(Again):
         self.made = [torch.nn.Sequential(Zeros(), Zeros())]
 
 
+class Counts(Grows):
+    """A module whose buffer counts the steps, as torch's `AveragedModel` does."""
+
+    def __init__(self, saves: Callable[[int, Any], None], end: int) -> None:
+        super().__init__(saves, end)
+        self.counter: Any = torch.nn.Module()
+        self.counter.register_buffer("count", torch.zeros(()))
+
+    def train(self, batch: torch.Tensor) -> None:
+        self.counter.count += 1  # which sets the attribute anew
+        Program.train(self, batch)
+
+    def save(self) -> None:
+        self.saves(self.step, {"counter": self.counter.state_dict(), "rng": rng.capture()})
+
+
 class Accumulates(Program):
     """Two batches a step."""
 
@@ -435,6 +451,7 @@ WITHIN = "was saved within an epoch of a DataLoader whose position is in no stat
         (Makes, None),
         (Again, None),
         (Empty, None),
+        (Counts, None),
         (Accumulates, None),
         (Behind, None),
         (Ahead, "it began behind holdfast.rng.restore()"),
