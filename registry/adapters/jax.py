@@ -147,7 +147,10 @@ def _restored_leaf(target: Any, stored: Any, path: str) -> Any:
         stored = _cast(np.asarray(stored), wanted)
     if not _is_array(stored) or (stored.shape, stored.dtype) != (target.shape, wanted):
         _refuse(path, "an array of another shape or type", _shown(target), _shown(stored))
-    return stored if isinstance(target, np.ndarray) else _placed(target, stored)
+    made = stored if isinstance(target, np.ndarray) else _placed(target, stored)
+    if made.dtype != wanted:
+        _refuse(path, "jax makes no arrays of 64 bits: set jax_enable_x64", wanted, made.dtype)
+    return made
 
 
 def _is_number_of(kind: type, dtype: Any) -> bool:

@@ -219,6 +219,12 @@ def refuses() -> None:
     for target, stored, text in _WRONG:
         with pytest.raises(IncompatibleState, match=text):
             holdfast.jax.restore(target, stored)
+    with jax.enable_x64(True):
+        wide = {"n": jnp.arange(3) + 2**40}
+    with pytest.raises(
+        IncompatibleState, match=r"n: .*jax_enable_x64.*expected int64; found int32"
+    ):
+        holdfast.jax.restore(wide, {"n": np.asarray(wide["n"])})  # as it comes out of a registry
     run = holdfast.init("memory://trees").run("r", create=True)
     for value in (Moments(1, 2), ByIndex(1), jax.random.key(0), jnp.int4(1)):
         with pytest.raises(UnsupportedValue, match=r"^state\['x'\]\[0\]: .*holdfast\.jax\.pack"):
