@@ -37,7 +37,7 @@ from holdfast.registry.values import Digest, Record, canonical
 
 #: The least number of slots between snapshots at the end of a training.
 _EVERY_AT_END = 4
-#: Kept checkpoints that each of these slots pays for; the second number at the end of a training.
+#: Kept checkpoints and names that each slot pays for; the second number at the end of a training.
 _KEPT_PER_SLOT, _KEPT_PER_SLOT_AT_END = 16, 64
 #: Bytes of tensors that pay for one kept checkpoint: a thousand times its bytes in a snapshot.
 _TENSOR_BYTES_PER_KEPT = 600_000
@@ -100,7 +100,6 @@ class _Cut(NamedTuple):
     recent: RecentRun
     parts: _Parts
     is_new: bool  # whether the last part is not on the store yet
-    is_anew: bool  # whether all records are written again
 
 
 class Snapshots:
@@ -185,9 +184,11 @@ class Snapshots:
                 return
             if not at_once and not self._has_grown(slot, every):
                 return
-        cut = self._cut(run)
-        is_small = cut is not None and not cut.is_anew
-        if not (at_once or is_small or self.is_due(run, slot, every)):
+        due = at_once or self.is_due(run, slot, every)
+        if not due and not self._is_paid(run, slot, 0):
+            return
+        cut = self._cut(run, anew=due)
+        if cut is None and not due:
             return
         files = {slot.number: self.encode(run, slot)} if cut is None else {}
         if cut is not None:
@@ -221,20 +222,26 @@ class Snapshots:
         were written meanwhile. Most runs that people look at have ended, so those may have larger
         ones.
         """
-        if not self._has_grown(slot, every):
-            return False
+        return self._has_grown(slot, every) and self._is_paid(run, slot, len(run.checkpoints))
+
+    def _is_paid(self, run: RunManifest, slot: Slot, checkpoints: int) -> bool:
+        """Return whether the slots since the last snapshot pay for one with so many checkpoints."""
+        kept = checkpoints + len(run.pins) + len(run.notes or ())
         grown = slot.number - self.newest
         tensor_bytes = sum(one.size_bytes for one in run.checkpoints[-grown:])
         paid = grown * (_KEPT_PER_SLOT_AT_END if _ends_training(slot) else _KEPT_PER_SLOT)
         paid += tensor_bytes // _TENSOR_BYTES_PER_KEPT
-        return len(run.checkpoints) <= paid or grown >= _SLOTS_AT_MOST
+        return kept <= paid or grown >= _SLOTS_AT_MOST
 
-    def _cut(self, run: RunManifest) -> _Cut | None:
-        """Divide a run that keeps many checkpoints; its parts stay if only a few records differ."""
+    def _cut(self, run: RunManifest, *, anew: bool) -> _Cut | None:
+        """Divide a run that keeps many checkpoints; its parts stay if only a few records differ.
+
+        To make all parts anew takes as long as a snapshot with all checkpoints.
+        """
         if len(run.checkpoints) <= _RECENT_AT_MOST:
             return None
         cut = self._divide(run, self._parts) if self._parts.parts else None
-        return cut or self._divide(run, _Parts())
+        return cut or (self._divide(run, _Parts()) if anew else None)
 
     def _divide(self, run: RunManifest, parts: _Parts) -> _Cut | None:
         """Divide a run; return `None` if that does not fit these parts."""
@@ -261,7 +268,7 @@ class Snapshots:
         fields = run.shared(RunManifest) | {"checkpoints": tuple(own), "places": tuple(places)}
         older = len(run.checkpoints) - len(own)
         recent = RecentRun.unchecked(**fields, floor=parts.floor, older=older, parts=parts.refs)
-        return _Cut(recent, parts, is_new, is_anew)
+        return _Cut(recent, parts, is_new)
 
     def _with_part(self, run: RunManifest, parts: _Parts, floor: int) -> _Parts:
         """Return the parts with one more, of the checkpoints before `floor`.

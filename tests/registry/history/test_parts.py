@@ -297,6 +297,20 @@ def test_a_program_that_does_not_know_parts_ignores_such_a_snapshot(store):
         assert opened(store).run.encode() == replayed(store).compact().encode()
 
 
+def test_parts_that_do_not_fit_are_made_anew_only_when_a_whole_snapshot_is_due(store, rare):
+    """To encode them takes as long as all checkpoints, and each save would wait for it."""
+    log = many(store, 600)
+    for one in log.run.checkpoints[:9]:
+        put_one(log, [ReportMetrics(checkpoint=one.n, metrics={"late": 1.0})], [])
+    log.snapshots.newest = log.run.next_slot  # as a handle that has just met another writer
+    before = rare["parts"]
+    keep(log, *range(601, 630))
+    assert rare["parts"] == before
+    keep(log, *range(630, 645))
+    assert rare["parts"] > before
+    check(opened(store), replayed(store))
+
+
 def test_a_snapshot_that_cannot_be_written_is_no_loss(store):
     """The parts that it would have named are not named later."""
     log = many(store, 140)

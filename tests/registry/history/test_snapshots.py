@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from functools import partial
+from itertools import pairwise
 
 import pytest
 
@@ -334,6 +336,30 @@ def test_a_snapshot_is_due_when_it_is_cheap(reg, kept, megabytes, status, apart)
         return snapshots.is_due(run, Slot.build(number, [line]), SNAPSHOT_EVERY)
 
     assert [number for number in range(99, 1200) if is_due(number)] == list(range(99 + apart, 1200))
+
+
+@pytest.mark.parametrize("kept", [0, 1000])
+def test_names_count_for_a_snapshot_as_checkpoints_do(reg, kept):
+    """Also in a snapshot with parts: an artifact of each evaluation is in every snapshot."""
+    run, log = reg.create_run("r"), reg.run("r").handle.log
+    written = []
+    log.snapshots.write = partial(_noting, log.snapshots, written)
+    manifest = run.save(small_state(0), step=0).digest
+    log.refresh()
+    for at in range(1, kept + 1):
+        added = AddCheckpoint(manifest=manifest, phase="main", step=at, size_bytes=1)
+        log.append(lambda run, one=added: [commit_line(run, [one])])
+    written.clear()
+    for at in range(1000):
+        pin = SetPin(kind="artifact", name=f"a{at}", manifest=manifest)
+        log.append(lambda run, one=pin: [commit_line(run, [one])])
+    assert 20 < len(written) < 60
+    assert max(second - first for first, second in pairwise(written)) < 1000 / 16 + 9
+
+
+def _noting(snapshots, written, run, slot, every, *, at_once):
+    Snapshots.write(snapshots, run, slot, every, at_once=at_once)
+    written += [slot.number] * (snapshots.newest == slot.number)
 
 
 def test_a_handle_keeps_only_the_newest_snapshot_in_mind(trained, backend):
