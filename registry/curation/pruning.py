@@ -168,8 +168,7 @@ class RunRetention:
             reason: Why, for readers of the log.
 
         Raises:
-            Conflict: It was evicted, or is protected: the newest of its phase, named by a gate or a
-                tag, held by a follower or a hold.
+            Conflict: It was evicted, or is protected as in `evict`; but the best may be thinned.
             InvalidInput: It is another run's, `keep` is empty or names no component, or the reason
                 is empty or cannot be stored.
             Thinned: A component of `keep` was given up before.
@@ -215,9 +214,8 @@ class RunRetention:
     def hold(self, checkpoint: Checkpoint | None = None, *, until: datetime, reason: str) -> None:
         """Hold a checkpoint, or the whole run: until a time nothing evicts, thins or drops it.
 
-        Until then, by the store's clock, no save may supersede it either: no training goes back
-        behind a held checkpoint, nor in a held run. A hold that exists can be made longer. It binds
-        programs that keep the rules; against others, the bucket needs Object Lock.
+        Until then, by the store's clock, no save may supersede it either. A hold can be made
+        longer. It binds programs that keep the rules; against others, the bucket needs Object Lock.
 
         Args:
             checkpoint: Of this run; not evicted. Default: everything that the run holds.
@@ -225,8 +223,7 @@ class RunRetention:
             reason: Why, for readers of the log and of the errors.
 
         Raises:
-            InvalidInput: The checkpoint is another run's, the time is over or has no time zone, or
-                the reason is empty or cannot be stored.
+            InvalidInput: The checkpoint is another run's, or the time or the reason is not legal.
             Conflict: It is evicted, the run is dropped, or it is held for longer already.
         """
         n, where = self._held(checkpoint, "run.retention.hold")
@@ -313,15 +310,13 @@ class RunRetention:
         """Bring the run back after a drop, with everything that it held.
 
         Args:
-            mirror: A registry that still has the objects of the run, if it was freed since: best
-                one that keeps everything (`Registry.drop_rules`). Its own URL does while nothing
-                was collected.
+            mirror: A registry that still has the objects of the run, if it was freed since. Its own
+                URL does while nothing was collected.
             storage_options: Options of the file system at that URL.
 
         Raises:
             NotFound: The run is not dropped; or there is no registry at that URL.
-            Conflict: It was freed since, and no mirror is given; or it was dropped for good by a
-                version without undrop.
+            Conflict: It was freed since, and no mirror is given; or it was dropped for good.
             MissingObject: The mirror does not have all objects either; nothing was brought back.
         """
         with ExitStack() as stack:

@@ -199,15 +199,14 @@ class Releases:
             metrics: Metrics of the release; by default the checkpoint's.
             only: The components to publish; without it those that the preset names for inference,
                 and the whole state where it names none.
-            state: A state to publish instead of components of the checkpoint, such as converted
-                weights with a smaller configuration; the checkpoint is then only its source.
+            state: A state to publish instead, such as converted weights; the checkpoint is then
+                only its source.
 
         Raises:
             InvalidInput: The version, the card or the metrics are not valid, the card lacks fields,
                 the checkpoint belongs to another run, or `only` and `state` are both given.
             NotFound: The checkpoint has no component of a name in `only`.
-            IncompatibleState: The checkpoint has none of the components that the preset names for
-                inference.
+            IncompatibleState: It has none of the components that the preset names for inference.
             Conflict: The version exists with other content, or the checkpoint was evicted.
         """
         name, run = str(release_version(version)), self._log.refresh()

@@ -124,8 +124,7 @@ def care(
         registry: To care for, or its URL.
         for_s: Seconds after which the step at work ends after its next object, and the others are
             left to the next call. Default: no limit.
-        most_requests: Requests to this registry after which the same happens. A listing counts as
-            one, and so does a deletion of many objects. Default: no limit.
+        most_requests: Requests to this registry after which the same happens. Default: no limit.
         read_all_in_days: Within how many days every byte is read and hashed once, above 0 and at
             most 28; each call reads the share that is due.
         mirrors: Registries, or their URLs, that are brought up to date at the end.

@@ -39,9 +39,8 @@ class RunExchange:
         Args:
             state: As for `Run.save`.
             step: Training step, update or epoch of the state.
-            after: For a program that trains: step of the checkpoint that it continues from, its own
-                last one or the one that it resumed from; `none`: it is a first start. The run is
-                `running` again.
+            after: For a program that trains: step of the checkpoint that it continues from; `none`:
+                it is a first start. The run is `running` again.
 
         Raises:
             Conflict: The newest checkpoint of the run is not that of `after`, so another process
@@ -75,11 +74,9 @@ class RunExchange:
             step: Step of the new checkpoint.
             average: Components to average, or patterns of tensors' paths. Default: all floating
                 tensors that differ, except optimizer state. Sums are taken in float32 (in float64
-                for float64) and rounded once to the stored dtype; elements that are equal in all
-                sources keep every bit.
+                for float64) and rounded once to the stored dtype; equal elements keep every bit.
             weights: A number for each source; their sum is 1. Default: equal weights.
-            pick: The stored state to take a component from, by the component's name or a pattern
-                of tensors' paths; one of the sources or any other.
+            pick: Any stored state to take a component from, by its name or a pattern of paths.
 
         Raises:
             InvalidInput: The weights do not fit the sources, or a name or pattern matches nothing,
@@ -87,7 +84,7 @@ class RunExchange:
             UnsupportedValue: An average of finite numbers is not finite in the stored type.
             NotFound: A component, path or source is not there.
             IncompatibleState: The sources have different structures, or differ in something that is
-                not averaged, picked, or possible to average; the message names the paths.
+                neither averaged nor picked; the message names the paths.
             Conflict: A source was evicted, or the step holds another state already.
             IntegrityError: A source is damaged or gone.
         """

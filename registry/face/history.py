@@ -64,7 +64,7 @@ class RunHistory:
 
         Args:
             text: Plain text of at most 10,000 bytes in UTF-8; an empty one removes the note.
-            checkpoint: A checkpoint of this run. Default: the whole run.
+            checkpoint: Of this run; not evicted. Default: the whole run.
 
         Raises:
             InvalidInput: The text is too long or no Unicode; or the checkpoint is another run's.

@@ -188,8 +188,8 @@ class RunPhases:
         """Begin a phase by the transition that the preset declares, in one commit.
 
         The source is loaded whole and verified; every check is made before the commit. A second
-        call before the first save in the phase returns the same and commits nothing. Like a save it
-        takes the run over; after `restore` it supersedes the checkpoints after the restored one.
+        call before the first save in the phase returns the same. Like a save it takes the run over,
+        and supersedes the checkpoints after the restored one.
 
         Args:
             to: The phase.
@@ -207,9 +207,8 @@ class RunPhases:
             every row of the transition that was applied.
 
         Raises:
-            IncompatibleState: The source does not fit: it differs from a target, a part that must
-                be zero is not, a metric has not reached its bound, or rows and parts do not cover
-                each other. The message lists everything.
+            IncompatibleState: The source does not fit: it differs from a target, a part is not
+                zero, a metric has not reached its bound, or rows and parts do not cover each other.
             InvalidInput: No such transition is declared, or an argument names nothing.
             NotFound: The source, or an anchor of the pool, does not exist.
             IntegrityError: The source, or an anchor, is damaged; no other one is used instead.
@@ -233,10 +232,9 @@ class RunPhases:
         """Change the policy of training within its phase, in one commit; as often as wanted.
 
         The newest checkpoint is loaded and changed by the preset's `pivot` table: parts without a
-        row are carried. Resettable streams are archived under the name of the pivot, `forever`
-        ones continue, and `best` begins again. Like a save it takes the run over; after `restore`
-        it supersedes the checkpoints after the restored one. A pivot of the same name again
-        commits nothing and continues where the run is, so a job script may repeat it.
+        row are carried. Resettable streams are archived under the name of the pivot, and `best`
+        begins again. Like a save it takes the run over, and supersedes the checkpoints after the
+        restored one. The same name again commits nothing, so a job script may repeat it.
 
         Args:
             name: Its name.
@@ -254,8 +252,7 @@ class RunPhases:
             NotFound: The present phase has no checkpoint yet.
             IncompatibleState: A row of the table names a part that the state does not have.
             InvalidInput: The name is not legal, or `initialise` names a part that is not reset.
-            IntegrityError: The checkpoint is damaged: call `restore` first, to pivot from an older
-                one.
+            IntegrityError: The checkpoint is damaged; after `restore` an older one is pivoted.
             Conflict: The run is over.
             Fenced: Another trainer has taken the run over.
         """

@@ -105,9 +105,8 @@ def verify_resume(
     """Train straight, and with a resume on the way, and compare the two bit for bit.
 
     The training runs in this process, two to three times, in scratch registries that are deleted
-    afterwards. Before each part the global random number generators are set to other numbers, as in
-    another process; afterwards they are as they were. To run a program as it is, in processes of
-    its own, use the command `holdfast verify-resume`.
+    afterwards. Before each part the global generators are set to other numbers, as in another
+    process. For a program in processes of its own use the command `holdfast verify-resume`.
 
     Args:
         train: Called with an open registry and a step. It opens or creates a run there, restores

@@ -42,8 +42,7 @@ class Run:
 
     As a context manager the handle that trains sets the run's status: `completed` at the end of
     the block, `interrupted` when it is left by a signal or `sys.exit`, `failed` by any other
-    exception, whose type, message and last frames the log keeps. A handle that only reads, or that
-    was fenced, leaves the status alone.
+    exception, of which the log keeps type, message and last frames.
     """
 
     def __init__(self, handle: RunHandle, compared: frozenset[str] = frozenset()) -> None:
@@ -218,8 +217,7 @@ class Run:
 
         The next save takes the run over, and everything after the checkpoint that was restored is
         superseded: never latest or best, still readable by its digest. A pivot after the newest
-        checkpoint stays, and the state is changed as it says (`Restored.pivot`); parts that it
-        resets are not in the state.
+        checkpoint stays, and the state is changed as it says (`Restored.pivot`).
 
         Args:
             at: Exactly this checkpoint, without falling back; pivots after it are superseded too.
@@ -231,13 +229,11 @@ class Run:
 
         Returns:
             The state, its checkpoint and the skipped ones; `None` if nothing was saved yet.
-            Tensors that were saved with less precision have the types that they had before, and a
-            warning names them.
+            Tensors that were saved with less precision have their earlier types again.
 
         Raises:
-            InvalidInput: `at` is another run's; a place of `sources` has no keys; or the preset
-                demands a configuration or an input hash (`must_match`), and the run was opened
-                without.
+            InvalidInput: `at` is another run's; a place of `sources` has no keys; or the run was
+                opened without what the preset demands (`must_match`).
             Conflict: `at` is superseded or evicted, or the run was dropped.
             RestoreFailed: Every checkpoint is damaged; the message lists each one with the reason.
         """
@@ -282,8 +278,8 @@ class Run:
         """Save a state; return when it is durable.
 
         On a handle with a `group` every rank calls it with its part of the state: sharded tensors
-        as DTensors, everything else equal on all ranks. Each rank stores a share, and all get the
-        checkpoint, or an error. No differences are stored then, and a `precision` is refused.
+        as DTensors, everything else equal on all ranks. Each rank stores a share, without
+        differences and `precision`, and all get the checkpoint, or an error.
 
         Args:
             state: A dict of tensors (torch or NumPy, of any shape, dtype and device) and plain
@@ -311,8 +307,7 @@ class Run:
 
         Raises:
             InvalidInput: An argument is wrong; the run has no such phase, tier or stream; a metric
-                has another value in the state; or `precision` turns a number into infinity, matches
-                nothing, or matches only optimizer state.
+                has another value in the state; or `precision` cannot be applied.
             UnsupportedValue: Something in a state cannot be stored; the message names its path.
             IncompatibleState: Keys that the phase requires are missing, tensors have another dtype
                 than the preset demands, or no load could read the state's schema version.
@@ -372,8 +367,8 @@ class Run:
                 `log`; a tensor on a GPU is waited for. To the stream `log-samples` go texts and
                 pictures, alone or in a list: bytes of a PNG, JPEG or WebP file, an image of Pillow,
                 a figure of matplotlib, an array of height x width (x 1 to 4 channels), a tensor of
-                (channels x) height x width. Arrays are uint8, or floats from 0 to 1, and are
-                encoded during the call. At most 2^24 pixels and 8 MiB as a file.
+                (channels x) height x width; uint8, or floats from 0 to 1. At most 2^24 pixels and
+                8 MiB as a file.
             step: The step, 0 to 2^53. What cannot be logged is lost: a warning says why, and the
                 next entry has the number of lost ones as `lost`.
             system: Add what the machine does, as `system/...`: CPU, memory and disk in percent,

@@ -109,8 +109,7 @@ def sync(
 
     Raises:
         Diverged: The destination holds commits that the source does not; nothing of that run is
-            written. The message names the first commit that differs. The other runs are copied
-            first, here as for `Archived` and `IntegrityError`.
+            written. The other runs are copied first, as for `Archived` and `IntegrityError`.
         Archived: A pack that the destination lacks has to be restored first.
         NotFound: The source has no such run, or one of the two is no registry.
         InvalidInput: Both are the same place, options are given beside an open registry, or the

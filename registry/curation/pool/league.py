@@ -60,10 +60,8 @@ class ModelCache(Generic[T]):
     def get(self, version: int, load: Callable[[], T]) -> T:
         """Return the model of a version; load it if the cache does not hold it.
 
-        If another thread is loading the same version, the call waits for it; different versions
-        load in parallel. All waiting calls raise an error of `load`, and a later call loads again.
-        Only an interrupt (`KeyboardInterrupt`, `SystemExit`) stays in its own thread; then a
-        waiting call loads the model itself.
+        If another thread is loading the same version, the call waits for it, and raises its error;
+        after an interrupt there (`KeyboardInterrupt`, `SystemExit`) it loads the model itself.
         """
         while True:
             with self._lock:
@@ -177,15 +175,13 @@ class OpponentPool:
             checkpoint: A checkpoint of this run. A frozen entry of a gate is drawn by the gate's
                 name; if the checkpoint is several gates, choose one by `promote_gate`.
             mu: Estimated skill of the model. Without it the skill in the checkpoint's metrics, else
-                in those of the newest checkpoint with a rating; a frozen entry takes only its own
-                metrics or the default.
+                in those of the newest checkpoint with a rating; of a frozen entry the default.
             sigma: Uncertainty of the skill, found in the same way. It is raised to at least a third
                 of the default, unless the entry is frozen.
             frozen: Whether the entry stays for ever, with the rating that it has.
 
         Returns:
-            The entry. If the same checkpoint plays in the same role already, that entry, unchanged:
-            it is safe to repeat a promotion whose answer was lost.
+            The entry; if the same checkpoint plays in the same role already, that one, unchanged.
 
         Raises:
             InvalidInput: The checkpoint belongs to another run, its weights hold NaN, or a number
@@ -300,15 +296,15 @@ class OpponentPool:
                 its newest rating and is not rated here. A version with several seats plays once,
                 with the mean of their ranks.
             ranks: The rank of each seat, in the same order. Lower is better, equal is a tie.
-            match: Identity of the match: to record it again changes nothing, as long as it is among
-                the newest 256. Random without it, so that a repeated call counts twice.
+            match: Identity of the match: to record one of the newest 256 again changes nothing.
+                Random without it.
 
         Returns:
             The entries, in the order in which `versions` names them first.
 
         Raises:
-            InvalidInput: Versions and ranks do not fit each other, or fewer than two different
-                players took part.
+            InvalidInput: Versions and ranks do not fit each other, or are of fewer than two
+                players.
             NotFound: The pool never had one of the versions.
             Conflict: The run was dropped.
         """
@@ -370,10 +366,8 @@ class OpponentPool:
     def evaluation(self, game: int) -> Matchup:
         """Return the entry that an evaluation game is for: often one with an uncertain rating.
 
-        The share of an entry is proportional to its sigma, so that a new one is evaluated often
-        until its rating is stable. Frozen entries keep their rating and are left out. The same
-        seed, game and ratings give the same entry; the ratings are those that this handle has read
-        last.
+        The share of an entry is proportional to its sigma; frozen ones are left out. The same seed,
+        game and ratings, as this handle has read them last, give the same entry.
 
         Raises:
             NotFound: No entry plays but frozen ones.
@@ -403,9 +397,8 @@ class OpponentPool:
 
         Args:
             version: The version.
-            build: Makes the wanted object from the loaded state, for example a model in half
-                precision; called once for each loaded version. Give the same one every time: a
-                model in memory is not built again for another one.
+            build: Makes the wanted object from the loaded state, once for each loaded version: give
+                the same one every time.
             map_location: Device for the tensors, as `torch.device` or its name.
 
         Returns:

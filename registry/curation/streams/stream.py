@@ -31,9 +31,8 @@ class Stream:
     """One stream of a run; it need not exist yet. Entries are read only by `read`.
 
     Entries are mappings of strings to plain values, each with a whole `step`. They are returned in
-    the order in which they were appended, every type and bit as it was. Pass entries that belong to
-    a checkpoint to `Run.save(streams=...)`: a training that goes back to an older checkpoint takes
-    the stream back to its entries at that checkpoint.
+    the order in which they were appended, every type and bit as it was. Pass entries of a
+    checkpoint to `Run.save(streams=...)`: a training that goes back takes them back too.
 
     Attributes:
         name: Its name.
@@ -74,10 +73,9 @@ class Stream:
     ) -> int:
         """Append entries in one commit of their own. This needs no writer token.
 
-        If the store loses an answer, the call itself finds out the outcome. If even then the
-        outcome is unknown (`StoreUnavailable`), append the same entries again through the same
-        object: they are appended once. Another object or process cannot distinguish a retry from
-        new, equal entries; it should compare `count` first.
+        If the outcome is unknown (`StoreUnavailable`), append the same entries again through the
+        same object: they are appended once. Another object or process cannot tell a retry from new,
+        equal entries; it should compare `count` first.
 
         Args:
             entries: One entry, or several, or none.
