@@ -28,7 +28,6 @@ from holdfast.registry.formats import (
     OF_SYSTEMS,
     OPAQUE_FORMAT,
     TREE,
-    WrittenFile,
     by_extension,
     limited,
     named,
@@ -374,45 +373,29 @@ def convert(
     No registry is needed. Tensors and values stay as they are, unless --precision or --to-version
     says otherwise. The file appears complete, or not at all.
     """
-    if version is not None or level is not None or precision is not None:
-        written = _convert_brain(
-            file, to, read_as, level, precision, version, max_bytes, force=force
-        )
-    else:
+    if version is None and level is None and precision is None:
         found = formats.read(file, format=read_as, portable=True, max_bytes=max_bytes)
         written = formats.write(to, found.state, format=format_name, force=force)
-    size = output.size(written.size_bytes)
-    return answer_of(
-        {"path": str(written.path), **picked(written, "format size_bytes")},
-        f"wrote: {written.path}  {written.format}  {size}",
-    )
-
-
-def _convert_brain(
-    file: Path,
-    to: Path,
-    read_as: str | None,
-    level: int | None,
-    precision: str | None,
-    version: str | None,
-    max_bytes: int | None,
-    *,
-    force: bool,
-) -> WrittenFile:
-    """Write a file of Thalia, with the options of this format alone."""
-    if by_extension(to) != named("thalia"):
+    elif by_extension(to) != named("thalia"):
         raise InvalidInput(
             "--level, --precision and --to-version are for files of Thalia",
             where=to,
             expected=", ".join(named("thalia").extensions),
         )
-    if version is not None and any(one is not None for one in (level, precision, read_as)):
+    elif version is None:
+        with limited(max_bytes):
+            state = formats.read(file, format=read_as, portable=True).state
+            written = thalia.save(to, state, level=level, precision=precision, force=force)
+    elif any(one is not None for one in (level, precision, read_as)):
         raise InvalidInput(
             "--to-version excludes --level, --precision and --read-as",
             hint="Convert the file twice.",
         )
-    with limited(max_bytes):
-        if version is not None:
-            return thalia.migrate(file, to, version, force=force)
-        state = formats.read(file, format=read_as, portable=True).state
-        return thalia.save(to, state, level=level, precision=precision, force=force)
+    else:
+        with limited(max_bytes):
+            written = thalia.migrate(file, to, version, force=force)
+    size = output.size(written.size_bytes)
+    return answer_of(
+        {"path": str(written.path), **picked(written, "format size_bytes")},
+        f"wrote: {written.path}  {written.format}  {size}",
+    )
