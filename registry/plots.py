@@ -21,7 +21,7 @@ from holdfast.registry.errors import InvalidInput, NotFound
 from holdfast.registry.history import RunLog, moment, phase_segment, step_ref
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.spec import Monitor
-from holdfast.registry.values import near, one_of, text
+from holdfast.registry.values import one_of, text, unknown
 from holdfast.registry.writing import Committer
 
 #: Streams by name, each with the wanted keys; or names alone.
@@ -241,12 +241,8 @@ class Curves:
         )
         for name in names if names is not None else list(monitors) or known[:_MOST]:
             if name not in known and name not in monitors:
-                raise NotFound(
-                    "no checkpoint has this metric",
-                    where=f"{self._run.run_id}: {name}",
-                    expected=", ".join([*monitors, *known]) or "a metric of `save` or `report`",
-                    hint=near(name, [*monitors, *known]),
-                )
+                what, none = "no checkpoint has this metric", "a metric of `save` or `report`"
+                raise unknown(what, self._run.run_id, name, [*monitors, *known], none)
             yield from self._of_metric(name, monitors.get(name))
 
     @property
@@ -323,12 +319,8 @@ def of_stream(
     found = numbers_by_key(entries)
     for key in found if keys is None else keys:
         if key not in found:
-            raise NotFound(
-                "the stream has no numbers of this name",
-                where=f"stream {name}: {key}",
-                expected=", ".join(found) or None,
-                hint=near(key, found),
-            )
+            what = "the stream has no numbers of this name"
+            raise unknown(what, f"stream {name}", key, found)
         yield Curve(f"{name}/{key}", "", [Point(step, value) for step, value in found[key]])
 
 

@@ -11,6 +11,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from hashlib import sha256
 from pathlib import Path, PurePath
 from typing import Any
@@ -69,7 +70,8 @@ def is_sharding(strategy: Strategy, run: Run) -> bool:
 def own_parts(strategy: Any) -> Iterator[None]:
     """Let each rank dump its own part of model and optimizers."""
     strategy.lightning_module_state_dict = lambda: _model_state(strategy.model)
-    strategy.optimizer_state = lambda one: _numbered(_moments(strategy.model, one))
+    by_name = partial(get_optimizer_state_dict, strategy.model)
+    strategy.optimizer_state = lambda one: _numbered(by_name(one))
     try:
         yield
     finally:
@@ -82,7 +84,7 @@ def load(trainer: Trainer, run: Run, found: Checkpoint) -> dict[str, Any]:
     trains = trainer.state.fn == TrainerFn.FITTING
     target: dict[str, Any] = {"model": _model_state(strategy.model)}
     optimizers = strategy.optimizers if trains else []
-    named = [_moments(strategy.model, one) for one in optimizers]
+    named = [get_optimizer_state_dict(strategy.model, one) for one in optimizers]
     if trains:
         target["optimizer"] = [_numbered(one) for one in named]
     is_strict = trainer.lightning_module.strict_loading
@@ -114,11 +116,6 @@ def _model_state(model: Any) -> Any:
 
 def _unwrapped(name: str) -> str:
     return ".".join(step for step in name.split(".") if step not in _WRAPPERS)
-
-
-def _moments(model: Any, optimizer: Any) -> dict[str, Any]:
-    """Return the state of an optimizer by the names of parameters."""
-    return get_optimizer_state_dict(model, optimizer)
 
 
 def _names(state: Mapping[str, Any]) -> list[str]:

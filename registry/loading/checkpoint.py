@@ -17,7 +17,7 @@ from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading.state_handle import CheckpointHandle, StateHandle
 from holdfast.registry.loading.stored import Stored
 from holdfast.registry.store import Store
-from holdfast.registry.values import near
+from holdfast.registry.values import unknown
 
 if TYPE_CHECKING:
     from holdfast.registry.loading.destinations import LoadPrecision
@@ -160,12 +160,7 @@ class Checkpoint(Stored):
         """
         found = self.companions
         if name not in found:
-            raise NotFound(
-                "no such companion",
-                where=f"{self.ref}: {name}",
-                expected=", ".join(found) or "none",
-                hint=near(name, found),
-            )
+            raise unknown("no such companion", self.ref, name, found)
         return found[name]
 
     def load(

@@ -11,11 +11,11 @@ from typing import Protocol
 
 from holdfast.backends.escape import quoted
 from holdfast.registry import pytree
-from holdfast.registry.errors import IncompatibleState, InvalidInput, NotFound
+from holdfast.registry.errors import IncompatibleState, InvalidInput
 from holdfast.registry.loading.destinations import Destination, Extent, check_writable, overlaps
 from holdfast.registry.objects import TensorEntry
 from holdfast.registry.spec.precision import widen_all
-from holdfast.registry.values import abridged, near
+from holdfast.registry.values import abridged, unknown
 
 #: The prefix that `torch.compile` puts before the names of a module's tensors.
 _COMPILED = "_orig_mod"
@@ -132,12 +132,7 @@ def check_components(where: str, names: Iterable[str], known: Iterable[str]) -> 
     known = list(known)
     for name in names:
         if name not in known:
-            raise NotFound(
-                "no such component",
-                where=f"{where}: {name}",
-                expected=", ".join(known),
-                hint=near(name, known),
-            )
+            raise unknown("no such component", where, name, known)
 
 
 def check_fit(

@@ -11,6 +11,7 @@ import logging
 import time
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import attrgetter
 
 from holdfast.registry.errors import IntegrityError, Malformed
 from holdfast.registry.history import RunLog, Slots
@@ -163,14 +164,10 @@ def seal(log: RunLog, base: RunManifest, epoch: int) -> int | None:
 
     Return the slot of the seal, which may be another collector's; `None` if the run has moved on.
     """
+    facts = attrgetter("commits", "places", "dropped", "freed_at")
 
     def is_same(run: RunManifest) -> bool:
-        return (run.commits, run.places, run.dropped, run.freed_at) == (
-            base.commits,
-            base.places,
-            base.dropped,
-            base.freed_at,
-        )
+        return bool(facts(run) == facts(base))
 
     def is_done(run: RunManifest) -> bool:
         return run.sealed_at is not None and run.sealed_at >= base.next_slot

@@ -17,6 +17,7 @@ from concurrent.futures import Executor
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from itertools import filterfalse, groupby
+from operator import attrgetter
 
 from holdfast.registry.errors import ObjectNotFound, RegistryError
 from holdfast.registry.history import list_runs
@@ -45,7 +46,6 @@ from holdfast.registry.upkeep.histories import Asked, History, NeededStates, rea
 from holdfast.registry.upkeep.placement_checks import (
     HELD_BYTES,
     Checked,
-    CheckedRows,
     DecodePass,
     Fault,
     PacksOf,
@@ -199,9 +199,10 @@ class Verification:
         if self._last is not None:
             self._last.keep(lambda run: self._needed.places([run]), self._whole_objects)
         found = (config, epochs, self._names.findings, self._findings, self._object_findings())
+        order = attrgetter("where", "kind", "message")
         standing = filterfalse(self._looks_for, known_damage(self._store))
         return VerifyReport(
-            tuple(self._told(one) for part in found for one in sorted(part, key=_order)),
+            tuple(self._told(one) for part in found for one in sorted(part, key=order)),
             len(runs),
             self._checkpoints,
             len(self._names.sizes),
@@ -368,13 +369,11 @@ class Verification:
             # Of a pack that is damaged there is a finding already.
             is_whole = not lacking and self._packs.faults.keys().isdisjoint(found)
             if is_whole and place in checked.rows:
-                self._take_rows(place, checked.rows[place])
-
-    def _take_rows(self, place: Place, checked: CheckedRows) -> None:
-        for key, fault in checked.faults.items():
-            self.faults.setdefault(key, fault)
-        if checked.unfit is not None:
-            self._unfit[place] = checked.unfit
+                rows = checked.rows[place]
+                for key, fault in rows.faults.items():
+                    self.faults.setdefault(key, fault)
+                if rows.unfit is not None:
+                    self._unfit[place] = rows.unfit
 
     def _held_by(self, places: Sequence[Place]) -> int:
         """Return about how many bytes of memory the check of one manifest's places takes."""
@@ -497,7 +496,3 @@ class Verification:
                 read: Needs = "deep" if key in self._packs.faults else "structure"
                 needs: Needs = "decode" if fault.is_within else read
                 yield Finding(kind, str(key), fault.message, refs, advice, severity, needs)
-
-
-def _order(finding: Finding) -> tuple[str, str, str]:
-    return finding.where, finding.kind, finding.message

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         seconds,
         share,
         size,
+        unknown,
         whole,
     )
     from holdfast.registry.values.canonical import MAX_INTEGER, Json, float_from_hex, float_to_hex

@@ -13,7 +13,7 @@ from operator import index
 from typing import get_args
 
 from holdfast.backends.escape import quoted
-from holdfast.registry.errors import InvalidInput
+from holdfast.registry.errors import InvalidInput, NotFound
 
 
 def near(name: str, known: Iterable[str]) -> str | None:
@@ -24,6 +24,13 @@ def near(name: str, known: Iterable[str]) -> str | None:
     found = [one for one in names if one.casefold() == name.casefold()]
     found = found or get_close_matches(name, names, n=3, cutoff=0.6)
     return f"Did you mean {' or '.join(repr(match) for match in found)}?" if found else None
+
+
+def unknown(what: str, where: object, name: str, known: Iterable[str], none: str = "") -> NotFound:
+    """Return the error for a name that is not among those that there are."""
+    names = list(known)
+    expected = ", ".join(names) or none or "none"
+    return NotFound(what, where=f"{where}: {name}", expected=expected, hint=near(name, names))
 
 
 def whole(

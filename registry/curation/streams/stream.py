@@ -23,7 +23,7 @@ from holdfast.registry.history import MAX_STEP, check_name, check_step
 from holdfast.registry.history.actions import Action, AppendStream, ArchiveStream, Lifetime
 from holdfast.registry.history.replay import RunManifest, Segment, StreamRecord
 from holdfast.registry.tables import entry_table
-from holdfast.registry.values import Digest, canonical, near, one_of
+from holdfast.registry.values import Digest, canonical, near, one_of, unknown
 from holdfast.registry.writing import Committer, Composed, Written
 
 
@@ -218,15 +218,9 @@ class Stream:
     def _segments(self, archive: str | None) -> tuple[Segment, ...]:
         stream = self._current()
         if archive is not None:
-            known = self.archives
             found = stream and stream.archive(archive)
             if not found:
-                raise NotFound(
-                    "no such archive",
-                    where=f"{self._where}: {archive}",
-                    expected=", ".join(known) or "none yet",
-                    hint=near(archive, known),
-                )
+                raise unknown("no such archive", self._where, archive, self.archives, "none yet")
             return found.segments
         run = self._committer.log.run
         if stream is None and stream_lifetime(run, self.name) is None:

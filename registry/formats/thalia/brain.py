@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from holdfast.registry import formats, pytree
-from holdfast.registry.errors import InvalidInput, NotFound, UnsupportedFormat
+from holdfast.registry.errors import InvalidInput, UnsupportedFormat
 from holdfast.registry.formats.content import Content, MemoryContent, StoredContent, with_torch
 from holdfast.registry.formats.source import limited, sha256_of, stable, within
 from holdfast.registry.formats.state_file import FileState, WrittenFile
@@ -23,7 +23,7 @@ from holdfast.registry.formats.thalia.framing import path_of, read_header, read_
 from holdfast.registry.formats.thalia.precision import PrecisionPolicy, converted, named, widened
 from holdfast.registry.formats.thalia.writing import Options
 from holdfast.registry.loading import LazyState, Stored, check_device
-from holdfast.registry.values import near
+from holdfast.registry.values import unknown
 
 _LOGGER = logging.getLogger("holdfast")
 _VERSIONS: Final = {"0.1": (0, 1), "0.2": (0, 2)}
@@ -103,7 +103,9 @@ def load(
             found = container.read(body, only=lambda one: one.name in wanted and not one.is_pathway)
     state: Any = found.state
     if wanted is not None:
-        _check_known(wanted, state["regions"], path)
+        for name in wanted:
+            if name not in state["regions"]:
+                raise unknown("no such region", path, name, state["regions"])
         state = {
             **state,
             "regions": {name: state["regions"][name] for name in wanted},
@@ -120,17 +122,6 @@ def _widened(state: Any, metadata: Mapping[str, Any] | None) -> Any:
     """Return a state of a file in float32 if a policy narrowed it."""
     policy = (metadata or {}).get("precision_policy", "fp32")
     return state if policy == "fp32" else widened(state)
-
-
-def _check_known(wanted: list[str], known: Mapping[str, Any], path: Path) -> None:
-    for name in wanted:
-        if name not in known:
-            raise NotFound(
-                "no such region",
-                where=f"{path}: {name}",
-                expected=", ".join(known),
-                hint=near(name, list(known)),
-            )
 
 
 def _below(path: Path, base: Path) -> str:

@@ -226,15 +226,12 @@ class Names(Mapping[str, Known]):
         if module == "torch" and name in _DTYPES:
             return Known(value=getattr(torch_of(self._where), name))
         if text == "torch.Size":
-            return Known(call=self._counted(self._guarded(self._shape)))
+            return Known(call=self._counted(self._guarded(torch_of(self._where).Size)))
         if text == "torch.device":
             return Known(call=self._guarded(self._device))
         if text == "torch.torch_version.TorchVersion":
             return Known(call=self._counted(self._version), build=lambda value, _: value)
         raise KeyError(text)
-
-    def _shape(self, items: Any) -> Any:
-        return torch_of(self._where).Size(items)
 
     def _device(self, kind: Any, *index: Any) -> Any:
         if type(kind) is not str or len(index) > 1 or any(type(n) is not int for n in index):
@@ -282,7 +279,7 @@ class Names(Mapping[str, Known]):
             found |= {
                 f"{module}.set": Known(counted(set_of), value=set),
                 f"{module}.frozenset": Known(counted(lambda items=(): frozenset(set_of(items)))),
-                f"{module}.bytearray": Known(counted(_byte_array)),
+                f"{module}.bytearray": Known(counted(lambda *given: bytearray(_bytes(*given)))),
                 f"{module}.bytes": Known(counted(_bytes), value=bytes),
                 f"{module}.complex": Known(_complex),
             }
@@ -424,10 +421,6 @@ def _encode(text: Any, encoding: Any = "latin1") -> bytes:
 
 def _bytes(data: Any = b"", encoding: Any = "latin1") -> bytes:
     return data if type(data) is bytes else _encode(data, encoding)
-
-
-def _byte_array(data: Any = b"", encoding: Any = "latin1") -> bytearray:
-    return bytearray(_bytes(data, encoding))
 
 
 def _complex(real: Any, imag: Any) -> complex:

@@ -53,10 +53,6 @@ class Resident:
         self._plain = source.detach() if self._is_torch else source
         self._view = pytree.view_of(self._plain) if stored_dtype is None else None
 
-    def sizes(self) -> tuple[int, ...]:
-        """Return the length of every chunk, in order."""
-        return self.grid.sizes()
-
     def read(self, number: int, into: memoryview) -> None:
         """Copy a chunk's bytes out of the tensor."""
         if self._view is not None:
@@ -177,7 +173,7 @@ class LiveChunks:
             digest: (residents[path], number, size)
             for path, digests in held.items()
             for number, (digest, size) in enumerate(
-                zip(digests, residents[path].sizes(), strict=True)
+                zip(digests, residents[path].grid.sizes(), strict=True)
             )
         }
 
@@ -245,7 +241,7 @@ class Exchange:
             held, inexact = self.held[path], self.inexact[path]
             if wanted == held and not inexact:
                 continue
-            sizes = self.residents[path].sizes()
+            sizes = self.residents[path].grid.sizes()
             for number, (new, old, size) in enumerate(zip(wanted, held, sizes, strict=True)):
                 if new != old or number in inexact:
                     yield path, number, size, new
@@ -371,7 +367,7 @@ class SwappedModel:
                     stays = zip(chunks, exchange.wanted[path], strict=True)
                     chunks = [None if old == new else old for old, new in stays]
             held[path] = chunks
-            sizes = resident.sizes()
+            sizes = resident.grid.sizes()
             unknown += [(path, n, sizes[n]) for n, digest in enumerate(chunks) if digest is None]
         examined = self._store.pools.hashing.map(
             lambda one: exchange.residents[one[0]].examine(one[1], one[2]), unknown

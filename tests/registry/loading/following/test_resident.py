@@ -38,7 +38,7 @@ def test_chunks_laid_end_to_end_are_the_tensor(kind: str, shape: tuple[int, ...]
     with small_grid(128):
         source = tensor(kind, shape)
         found = resident(source)
-        parts = [bytearray(size) for size in found.sizes()]
+        parts = [bytearray(size) for size in found.grid.sizes()]
         for number, part in enumerate(parts):
             found.read(number, memoryview(part))
             assert found.examine(number, len(part)) == (Digest.of(bytes(part)), True)
@@ -52,7 +52,7 @@ def test_a_chunk_is_written_in_its_place(kind: str, shape: tuple[int, ...]) -> N
         source = tensor(kind, shape)
         found = resident(source)
         expected = bytearray(np.ascontiguousarray(np.asarray(source)).tobytes())
-        sizes = found.sizes()
+        sizes = found.grid.sizes()
         for number in range(0, len(sizes), 2):
             start = sum(sizes[:number])
             data = bytes(sizes[number])
