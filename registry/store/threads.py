@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from threading import Condition, Lock, local
 from typing import Any, ParamSpec, TypeVar
 
+from holdfast.registry.errors import InvalidInput
 from holdfast.registry.values import cores
 
 #: Threads that fetch small objects: enough to read the tail of a log in one round trip.
@@ -93,9 +94,9 @@ class Threads(ThreadPoolExecutor):
         work = _Once(partial(fn, *args, **kwargs))
         try:
             return super().submit(work)
-        except RuntimeError:
+        except RuntimeError as error:
             if self._closed:
-                raise
+                raise _closed() from error
             # Even if a thread could not be started, the pool has queued the work.
             with suppress(BaseException):
                 work()
@@ -107,6 +108,13 @@ class Threads(ThreadPoolExecutor):
         super().shutdown(wait, cancel_futures=cancel_futures)
 
 
+def _closed() -> InvalidInput:
+    return InvalidInput(
+        "the registry was closed while another thread used it",
+        hint="Close it after the last call. What was acknowledged stays.",
+    )
+
+
 def _join(rank: int) -> None:
     _thread.rank = rank
 
@@ -115,6 +123,8 @@ def results(futures: Sequence[Future[_T]]) -> list[_T]:
     """Return the results of all of them; after an error, none of them is still running."""
     try:
         return [future.result() for future in futures]
+    except CancelledError as error:
+        raise _closed() from error
     finally:
         abandon(futures)
 

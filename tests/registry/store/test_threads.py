@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import CancelledError, Executor
 
 import pytest
 
+from holdfast.registry.errors import InvalidInput
 from holdfast.registry.saving.journal.background import _Daemons
 from holdfast.registry.store.threads import Pools, Threads, results
 
@@ -62,6 +63,21 @@ def test_an_error_in_work_that_is_done_here_is_the_futures(pools):
         return pools.small.submit(lambda: 1 / 0).exception()
 
     assert isinstance(pools.small.submit(outer).result(), ZeroDivisionError)
+
+
+def test_a_pool_that_another_thread_closes_says_so() -> None:
+    pool, gate = Threads(1), threading.Event()
+    waiting = [pool.submit(gate.wait), pool.submit(gate.wait)]
+    closer = threading.Thread(target=pool.shutdown, kwargs={"cancel_futures": True})
+    closer.start()
+    with pytest.raises(CancelledError):
+        waiting[1].result(timeout=300)
+    gate.set()
+    closer.join()
+    with pytest.raises(InvalidInput, match="closed while another thread used it"):
+        results(waiting)
+    with pytest.raises(InvalidInput, match="closed while another thread used it"):
+        pool.submit(gate.wait)
 
 
 def test_the_end_of_a_program_does_not_wait_for_threads_that_carry():
