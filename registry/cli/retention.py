@@ -19,7 +19,13 @@ from holdfast.registry.cli.options import argument, flag, option
 from holdfast.registry.cli.output import Note, Part
 from holdfast.registry.cli.run_listing import FORM, run_json, summary
 from holdfast.registry.curation import checkpoint_marks
-from holdfast.registry.errors import InvalidInput, NotFound, RegistryError
+from holdfast.registry.errors import (
+    Conflict,
+    IntegrityError,
+    InvalidInput,
+    NotFound,
+    RegistryError,
+)
 from holdfast.registry.face import Registry, Run, find_evicted
 from holdfast.registry.history import RetentionPlan, Verdict, has_policies, kept_ref
 from holdfast.registry.history.replay import RunManifest
@@ -83,10 +89,11 @@ def prune(
     if count and not dry_run:
         raise typer.BadParameter("--bytes is for --dry-run")
     own = options.retention(last, best, every, days, thin)
-    several = options.is_pattern(run)
+    several, listing = options.is_pattern(run), Listing(opened)
     runs: list[Run] = []
     passed_over: list[Run] = []
-    for one in map(opened.run, options.matching([run], opened.run_names)):
+    names = options.matching([run], opened.run_names)
+    for one in listing.runs(names) if several else [opened.run(run)]:
         found = one.manifest
         can = found.dropped is None and (own is not None or has_policies(found.spec))
         (runs if can or not several else passed_over).append(one)
@@ -94,7 +101,14 @@ def prune(
         for one in runs:
             for phase in dict.fromkeys(record.phase for record in one.manifest.live()):
                 one.phases.monitor(phase)  # raises if no monitor decides which are best
-    plans = {one.id: one.retention.prune(own, dry_run=dry_run) for one in runs}
+    plans: dict[str, RetentionPlan] = {}
+    for one in runs:
+        try:
+            plans[one.id] = one.retention.prune(own, dry_run=dry_run)
+        except (Conflict, IntegrityError) as error:
+            if not several:
+                raise
+            listing.damaged[one.id] = error
     freed = _freed_bytes(opened, plans) if count else None
     documents = [
         {
@@ -107,11 +121,12 @@ def prune(
         }
         for name, plan in plans.items()
     ]
-    names = abridged([one.id for one in passed_over], ", ")
+    passed = abridged([one.id for one in passed_over], ", ")
     return Answer(
         lambda: documents if several else documents[0],
         lambda: _text(plans, [Column("run")] if several else [], dry_run=dry_run, freed=freed),
-        [f"passed over, dropped or without a retention policy: {names}"] if names else (),
+        [f"passed over, dropped or without a retention policy: {passed}"] if passed else (),
+        damaged=listing.damaged,
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -94,6 +96,25 @@ def test_prune_takes_the_runs_of_a_pattern(
         "passed over, dropped or without a retention policy: long, sweep-1, sweep-2\n"
     )
     assert "no run has a name like this" in call("prune", "swep-*", status=4).stderr
+
+
+def test_a_run_that_cannot_be_read_keeps_no_other_run_from_its_pruning(
+    call: Call, call_json: CallJson, long: str, url: str
+) -> None:
+    with holdfast.open(url) as opened:
+        opened.fork("long/latest", "broken")
+    (log,) = Path(url.removeprefix("file://")).glob("runs/broken/log")
+    (log / f"{0:020}").write_bytes(b"garbage")
+    shutil.rmtree(log.parent / "snapshots", ignore_errors=True)
+    done = call("prune", "*", "--last", 1, status=6)
+    assert steps_at(None, "long") == [20, 60]
+    assert "4 would go" in done.stdout or "4 evicted" in done.stdout
+    assert done.stderr.startswith("damaged: broken: ")
+    assert [one["run"] for one in call_json("prune", "*", "--last", 1, status=6)] == [
+        "demo",
+        "long",
+    ]
+    call("prune", "broken", "--last", 1, status=6)
 
 
 @pytest.mark.parametrize(
