@@ -31,7 +31,6 @@ from functools import cache, cached_property
 from typing import Literal
 
 from holdfast.registry.errors import NotFound, RegistryError
-from holdfast.registry.history import Epochs
 from holdfast.registry.history.actions import Place
 from holdfast.registry.objects import (
     MAX_DEPTH,
@@ -44,7 +43,7 @@ from holdfast.registry.objects import (
 )
 from holdfast.registry.objects.codecs import stored_as
 from holdfast.registry.store import Store, Workers
-from holdfast.registry.upkeep.live import UNREADABLE, is_forgotten, with_way_out
+from holdfast.registry.upkeep.live import UNREADABLE, with_way_out
 from holdfast.registry.upkeep.repacking.catalog import Catalog
 from holdfast.registry.upkeep.repacking.chunks import ChunkEncoder
 from holdfast.registry.upkeep.repacking.recoding import Recoding, plan_recoding
@@ -211,7 +210,7 @@ def plan_repack(
 
 
 def _catalog(store: Store, chosen: Collection[str] | None, workers: Workers) -> Catalog:
-    """Find what the runs need, without unreadable ones that are forgotten or not chosen."""
+    """Find what the runs need, without unreadable ones that are given up or not chosen."""
     unreadable: dict[str, RegistryError] = {}
     while True:
         failed: dict[str, RegistryError] = {}
@@ -223,11 +222,8 @@ def _catalog(store: Store, chosen: Collection[str] | None, workers: Workers) -> 
             if not failed:
                 raise
             unreadable |= failed
-    epochs = Epochs(store)
-    header = epochs.header(epochs.observe()) if unreadable else None
-    forgotten = dict((header and header.forgotten) or {})
     for name, error in unreadable.items():
-        if name in chosen if chosen is not None else not is_forgotten(store, forgotten, name):
+        if chosen is None or name in chosen:
             raise with_way_out(error, name, "the others are repacked; or name the runs to repack")
     return catalog
 

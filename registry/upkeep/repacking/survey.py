@@ -17,6 +17,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from holdfast.registry.history.actions import Place
 from holdfast.registry.history.replay import RunManifest
 from holdfast.registry.objects import ObjectKey, PackEntry, PackRef, PackTable, Placement
 from holdfast.registry.store import Outcome, Store, Workers, in_batches, missing
+from holdfast.registry.upkeep.live import given_up
 from holdfast.registry.upkeep.sorted_rows import (
     LISTED,
     Rows,
@@ -363,7 +365,11 @@ def unlike_table(pack: PackRef) -> Malformed:
 
 
 def read_runs(store: Store, damaged: dict[str, RegistryError]) -> Iterator[RunManifest]:
-    """Yield every run that is not damaged, in the order of their names; note what is damaged."""
+    """Yield every run that is not damaged, in the order of their names; note what is damaged.
+
+    What an operator gave up is passed over: collections do not wait for it.
+    """
+    passed = cache(lambda: given_up(store))
 
     def read(run_id: str) -> RunManifest | None:
         try:
@@ -371,7 +377,8 @@ def read_runs(store: Store, damaged: dict[str, RegistryError]) -> Iterator[RunMa
         except StoreUnavailable:
             raise
         except RegistryError as error:
-            damaged[run_id] = error
+            if not passed().get(run_id):
+                damaged[run_id] = error
             return None
 
     names = [name for name in list_runs(store) if name not in damaged]

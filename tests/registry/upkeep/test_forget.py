@@ -28,6 +28,7 @@ from holdfast.registry.objects.keys import ObjectKey, slot_key
 from holdfast.registry.store import Workers
 from holdfast.registry.upkeep.gc import Collector, collect
 from holdfast.registry.upkeep.live import Needs
+from holdfast.registry.upkeep.usage import measure
 from tests.support.faults import flip
 from tests.support.states import same, save_small, small_state
 from tests.support.stores import contents, new_backend, objects
@@ -103,6 +104,7 @@ def test_a_run_that_cannot_be_read_stops_the_others_until_it_is_forgotten(
     checked = open_registry(backend).verify(deep=True)
     assert (checked.ok, checked.checkpoints) == (True, 1)
     assert {one.severity for one in checked.findings} <= {"note"}
+    assert measure(open_registry(backend).handle.store).damaged == {}
     there = open_registry(new_backend())
     assert [one.run_id for one in sync(open_registry(backend), there).runs] == ["other"]
     with pytest.raises(RegistryError):
