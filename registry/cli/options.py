@@ -240,6 +240,14 @@ def pairs(texts: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, unless a key occurs twice."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has the same key twice")
+    return found
+
+
 def numbers(texts: Iterable[str]) -> dict[str, float]:
     """Read `name=number` texts; nan and inf are numbers here."""
     found = {}

@@ -236,7 +236,7 @@ def _read_config(path: Path) -> object:
         text = path.read_text(encoding="utf-8")
         if path.suffix.lower() == ".toml":
             return tomllib.loads(text)
-        return json_module.loads(text)
+        return json_module.loads(text, object_pairs_hook=options.distinct)
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidInput(
             "the configuration cannot be read",

@@ -140,18 +140,14 @@ def _parse(lines: Iterable[bytes], where: str) -> list[dict[str, Any]]:
 
 def _entry(line: bytes, where: str) -> dict[str, Any]:
     try:
-        entry = json_module.loads(line.decode(), object_pairs_hook=_distinct)
+        entry = json_module.loads(line.decode(), object_pairs_hook=options.distinct)
     except (ValueError, RecursionError) as error:
         raise InvalidInput("a line is not JSON", where=where, found=error) from error
     if not isinstance(entry, dict) or "step" not in entry:
         raise InvalidInput(
-            "a line is not an entry", where=where, expected='{"step": 0, ...}', found=line[:60]
+            "a line is not an entry",
+            where=where,
+            expected='{"step": 0, ...}',
+            found=line.decode()[:60],
         )
     return entry
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("an object has the same key twice")
-    return found

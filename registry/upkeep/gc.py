@@ -182,7 +182,11 @@ class Collector:
     ) -> None:
         is_number = isinstance(grace_s, (int, float)) and not isinstance(grace_s, bool)
         if not is_number or not 0 <= grace_s <= _LONGEST_S:
-            raise InvalidInput("a grace is a number of seconds, 0 or more", found=quoted(grace_s))
+            raise InvalidInput(
+                "a grace is a number of seconds",
+                expected=f"0 to {_LONGEST_S}",
+                found=quoted(grace_s),
+            )
         self._store = store
         self._grace_s = grace_s
         self._progress = progress

@@ -116,8 +116,9 @@ def test_run_create_refuses_a_bad_monitor(text: str, call: Call) -> None:
     assert "METRIC:min" in call("run", "create", "--monitor", text, status=2).stderr
 
 
-def test_run_create_refuses_a_bad_configuration(call: Call, tmp_path: Path) -> None:
-    (tmp_path / "c.json").write_text("{")
+@pytest.mark.parametrize("text", ["{", '{"lr": 1, "lr": 2}'])
+def test_run_create_refuses_a_bad_configuration(text: str, call: Call, tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text(text)
     result = call("run", "create", "new", "--config", tmp_path / "c.json", status=3)
     assert "configuration cannot be read" in result.stderr
     assert "new" not in call("run", "ls").stdout

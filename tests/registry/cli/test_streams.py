@@ -84,7 +84,7 @@ def test_read_a_part(call: Call, call_json: Callable[..., Any], tmp_path: Path) 
     [
         ("{", "not JSON"),
         ("[1]", "not an entry"),
-        ('{"loss": 1}', "not an entry"),
+        ('{"loss": 1}', 'not an entry; expected {"step": 0, ...}; found {"loss": 1}'),
         ('{"step": 1, "step": 2}', "twice"),
         ('{"step": 1, "x": ' + "[" * 5000, "not JSON"),
         ('{"step": -1}', "not a step"),
