@@ -343,9 +343,16 @@ def _packs_of(place: Place, found: Outcome[tuple[Digest, bytes]]) -> Outcome[byt
 class KeptPlaces:
     """The places of everything that a log ever named, but for those that a repack replaced."""
 
-    def __init__(self) -> None:
-        self._next_slot = 0
+    def __init__(self, packed: bytes = b"") -> None:
+        first, *lines = packed.split(b"\n")
+        self._next_slot = int(first or 0)
         self._by_manifest: dict[Digest, list[Place]] = {}
+        for place in (Place.parse(line, where="places of a log") for line in lines):
+            self._by_manifest.setdefault(place.manifest, []).append(place)
+
+    def packed(self) -> bytes:
+        """Return them as bytes: those of all logs of a mirror do not fit in memory."""
+        return b"\n".join((b"%d" % self._next_slot, *(one.encode() for one in self.places)))
 
     def read(self, log: RunLog) -> None:
         """Read further slots of the log, up to where it was replayed."""

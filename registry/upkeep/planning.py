@@ -144,7 +144,7 @@ class Planner:
         self._epoch = 0
         self.seals = False
         self.quiet = QuietRuns(store, self._notes, self._needs, self._seen, grace_s)
-        self._kept: dict[str, KeptPlaces] = {}
+        self._kept = Shelf[bytes]()  # the `KeptPlaces` of each run
         self._asked_at: dict[str, int] = {}  # slots of each run when its needs were found
         self._now_s: Callable[[], float] = time.time
         self._is_dry = True
@@ -438,8 +438,9 @@ class Planner:
         """Return the objects that a registry which keeps holds on to, as long as they are there."""
         if not self.keeps:
             return set()
-        kept = self._kept.setdefault(log.run_id, KeptPlaces())
+        kept = KeptPlaces(self._kept.get(log.run_id) or b"")
         kept.read(log)
+        self._kept[log.run_id] = kept.packed()
         return self._needs.of_evicted(kept.places)
 
     def check_rules(self, epoch: int) -> None:

@@ -1100,3 +1100,29 @@ def test_a_collection_that_stalls_until_its_clock_is_deleted_asks_again(backend,
     hooked.after = Once(".probe/", stall, "put")
     assert open_registry(hooked).gc().runs == 1
     assert hooked.after.done
+
+
+def test_a_registry_that_keeps_has_the_places_of_all_logs_in_no_memory(reg, backend):
+    """A mirror holds on to all that its logs ever named: that grows with the history."""
+    reg.drop_rules(keep=True)
+    for name in ("a", "b"):
+        run = reg.create_run(name)
+        for step in range(30):
+            save_small(run, step)
+        run.retention.prune(Retention(last=1))
+    held = objects(backend)
+    backend.put(str(ObjectKey("packs", Digest.of(b"x"), 0)), b"stray")
+    collector = Collector(open_on(backend).handle.store, grace_s=0)
+
+    def places() -> int:
+        gc.collect()
+        return sum(type(one) is Place for one in gc.get_objects())
+
+    before = places()
+    collector.choose()
+    assert places() - before < 10
+    collector.condemn()
+    collector.mark()
+    assert places() - before < 10
+    assert collector.delete().deleted.objects == 1
+    assert objects(backend) == held
