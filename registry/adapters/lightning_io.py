@@ -195,6 +195,7 @@ class HoldfastIO(CheckpointIO):
         self._files = files
         self._restored: Restored | None = None
         self._background = background
+        self._keys: set[str] = set()  # of the checkpoint that was saved last
         #: The checkpoints that the save under way overwrites, if it does not fail.
         self._overwritten: list[Checkpoint] = []
         self._unwanted: dict[int, Checkpoint] = {}
@@ -206,18 +207,27 @@ class HoldfastIO(CheckpointIO):
 
         Raises:
             UnsupportedValue: Something in it cannot be stored; the message names its path.
+            Conflict: The step was saved already, without a part that this one has.
             RegistryError: As `Run.save`.
         """
         if self._files is not None:
             self._files.save_checkpoint(checkpoint, path, storage_options)
             return
-        step = checkpoint["global_step"]
+        step = checkpoint.get("global_step")
+        if step is None:
+            raise InvalidInput(
+                "not a checkpoint of Lightning's Trainer: it has no global_step",
+                where=f"{path}",
+                hint="In a loop with Fabric, call run.save(state, step=...) in place of it.",
+            )
         if step == self.saver.step:
-            self._name_again(path)
+            self._check_whole(checkpoint, path)
+            self._name_again(path, _metrics(checkpoint, path))
             return
+        self._keys = set(checkpoint)
         before, tags = self._saved_as(path), self._tagged(path)
         state, meta = components(checkpoint), {_PATH: str(path)}
-        self.saver.save(state, step, _metrics(checkpoint), meta)
+        self.saver.save(state, step, _metrics(checkpoint, path), meta)
         self._overwritten = before
         if tags or not self._background:
             self._settle()
@@ -329,7 +339,18 @@ class HoldfastIO(CheckpointIO):
         self._settle()
         return [one for one in self._run.checkpoints() if _path_of(one) == str(path)][-1:]
 
-    def _name_again(self, path: Any) -> None:
+    def _check_whole(self, checkpoint: Mapping[str, Any], path: Any) -> None:
+        """Refuse a second name for a state that has less, as `save_weights_only=True` saves it."""
+        lacking = ", ".join(sorted(checkpoint.keys() - self._keys)) if self._keys else ""
+        if lacking:
+            raise Conflict(
+                "a run has one state of a step, and this step was saved with less",
+                where=f"{path}",
+                expected=lacking,
+                hint="Put a ModelCheckpoint with save_weights_only=True behind the others.",
+            )
+
+    def _name_again(self, path: Any, metrics: Mapping[str, float]) -> None:
         newest = self._settle()
         self._run.wait(remote=True)  # the registry names only checkpoints that it has
         if newest is None or self._named(path) == newest:
@@ -338,6 +359,8 @@ class HoldfastIO(CheckpointIO):
         is_free = short in tagged or short not in self._run.manifest.tags
         tag = short if is_free and _is_beside(path, newest) else own
         self._run.pins.tags.set(tag, newest)
+        if not metrics.keys() <= newest.metrics.keys():
+            newest.report(metrics)
         self._untag(tagged.keys() - {tag})
         self._overwritten = before
         self._settle()
@@ -404,11 +427,14 @@ def from_components(state: Mapping[str, Any]) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in state.items()}
 
 
-def _metrics(checkpoint: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values that `ModelCheckpoint`s monitor."""
+def _metrics(checkpoint: Mapping[str, Any], path: Any) -> dict[str, float]:
+    """Return the values of metrics by which `ModelCheckpoint`s save under this path.
+
+    Only those are of this step: `current_score` is of the last step that a callback has saved.
+    """
     states = [one for one in checkpoint.get("callbacks", {}).values() if isinstance(one, Mapping)]
     return {
-        one["monitor"]: float(one["current_score"])
+        one["monitor"]: float(one["best_k_models"][str(path)])
         for one in states
-        if one.get("monitor") is not None and one.get("current_score") is not None
+        if one.get("monitor") is not None and str(path) in one.get("best_k_models", ())
     }

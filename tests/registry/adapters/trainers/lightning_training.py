@@ -243,6 +243,26 @@ def share_names(url: str) -> None:
         io.save_checkpoint({"global_step": 7, "state_dict": {}}, "d.ckpt")
         io.remove_checkpoint("a.ckpt")
         assert [ck.step for ck in run.retention.evicted()] == [2, 5]
+        ours, theirs = (
+            {"monitor": name, "current_score": 0.5, "best_k_models": {path: score}}
+            for name, path, score in (("ours", "e.ckpt", 0.25), ("theirs", "f.ckpt", 0.75))
+        )
+        chosen = {"state_dict": {}, "callbacks": {"a": ours, "b": theirs}}
+        for step, name, found in (
+            (8, "e", {"ours": 0.25}),
+            (8, "f", {"ours": 0.25, "theirs": 0.75}),
+            (9, "g", {}),
+        ):
+            io.save_checkpoint({**chosen, "global_step": step}, f"{name}.ckpt")
+            assert run.refresh().latest().metrics == found
+        less: dict[str, Any] = {"global_step": 10, "state_dict": {}}
+        io.save_checkpoint(less, "weights.ckpt")
+        with pytest.raises(
+            Conflict, match=r"full\.ckpt.*with less.*optimizer_states.*weights_only"
+        ):
+            io.save_checkpoint({**less, "optimizer_states": []}, "full.ckpt")
+        with pytest.raises(InvalidInput, match=r"no global_step.*run\.save"):
+            io.save_checkpoint({"model": {}}, "fabric.ckpt")
 
 
 def tell_names_apart(url: str) -> None:
