@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from holdfast.backends.escape import printable, quoted
@@ -46,7 +46,7 @@ class LazyState(Mapping[str, Any]):
         below: str | None = None,
         depth: int = 0,
     ) -> None:
-        self._ref, self._names, self._load = ref, tuple(names), load
+        self._ref, self._names, self._load = ref, dict.fromkeys(names), load
         self._below, self._depth = below, depth
         self._loaded: dict[str, Any] = {}
 
@@ -56,6 +56,13 @@ class LazyState(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         """Return a component; it is read at the first access."""
+        if name not in self._names:
+            raise NotFound(
+                "no such component" if self._below is None else "nothing at this path",
+                where=f"{self._ref}: {'' if self._below is None else f'{self._below}/'}{name}",
+                expected=", ".join(self._names),
+                hint=near(str(name), self._names),
+            )
         if name not in self._loaded:
             if self._below is None:
                 self._loaded[name] = self._load(name)[name]
@@ -63,14 +70,11 @@ class LazyState(Mapping[str, Any]):
                 self._loaded[name] = self._load_below(name)
         return self._loaded[name]
 
+    def __contains__(self, name: object) -> bool:
+        """Return whether this is a key; nothing is read."""
+        return name in self._names
+
     def _load_below(self, name: str) -> Any:
-        if name not in self._names:
-            raise NotFound(
-                "nothing at this path",
-                where=f"{self._ref}: {self._below}/{name}",
-                expected=", ".join(self._names),
-                hint=near(name, self._names),
-            )
         value = self._load(f"{self._below}/{name}")
         for _ in range(self._depth + 1):
             (value,) = value.values()  # a path leaves one value in each dict
@@ -89,6 +93,10 @@ class LazyState(Mapping[str, Any]):
 _LOGGER = logging.getLogger("holdfast")
 #: The most narrowed tensors that a warning names.
 _NAMED_AT_MOST = 4
+
+
+def _load_one(stored: Stored, path: str) -> Any:
+    return stored.load(only=path)
 
 
 class Stored:
@@ -287,9 +295,7 @@ class Stored:
         """
         from holdfast.registry.loading.selecting import dict_at
 
-        def load(path: str) -> Any:
-            return self.load(only=path)
-
+        load = partial(_load_one, self)
         if below is not None:
             path, depth, names = dict_at(self.ref, self.manifest, below)
             return LazyState(self.ref, names, load, path, depth)

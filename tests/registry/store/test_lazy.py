@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.backends.wrappers import Metered
-from holdfast.registry.errors import Damaged, InvalidInput, MissingObject, NotFound, OutOfRange
+from holdfast.registry.errors import (
+    Damaged,
+    InvalidInput,
+    MissingObject,
+    NotFound,
+    OutOfRange,
+    UnsupportedValue,
+)
 from holdfast.registry.face.factory import open_on
 from tests.support.faults import flip
 from tests.support.states import filled, same, save_small, small_state
@@ -254,11 +263,18 @@ def test_components_are_loaded_at_their_first_access(run, backend):
         assert list(state) == ["model", "optimizer"]
         assert len(state) == 2
         calls.clear()
+        assert ("model" in state, "other" in state, None in state) == (True, False, False)
+        assert calls == []
+        for other in ("other", "model/w", None, 5):  # None would be the whole state for a load
+            with pytest.raises(NotFound, match="no such component; expected model, optimizer"):
+                state[other]
+            assert state.get(other) is None
+        assert calls == []
         assert same(state["model"], small_state(1)["model"])
         first = len([call for call in calls if call.key.startswith("packs/")])
         assert "model loaded of model, optimizer" in repr(state)
         assert state["model"] is state["model"]
         assert len([call for call in calls if call.key.startswith("packs/")]) == first == 1
         assert same(dict(state), small_state(1))
-        with pytest.raises(NotFound):
-            state["other"]
+        with pytest.raises(UnsupportedValue, match="cannot be pickled or copied"):
+            pickle.dumps(state)
