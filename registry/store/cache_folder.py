@@ -99,7 +99,8 @@ def lock_folder(fd: int) -> Iterator[None]:
     try:
         yield
     finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)
+        with suppress(OSError):  # its file is closed soon, which releases it too
+            fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 @contextmanager
@@ -121,6 +122,12 @@ def claim(folder: int, digest: Digest, patience_s: float) -> Iterator[bool]:
         # Explicitly: a forked child may have the open file too. Some disks know no such locks.
         with suppress(OSError):
             _lock_byte(fd, number, fcntl.F_UNLCK)
+        close(fd)
+
+
+def close(fd: int) -> None:
+    """Close a file that was read; it is closed even if the disk fails at that."""
+    with suppress(OSError):
         os.close(fd)
 
 

@@ -35,6 +35,7 @@ from holdfast.registry.store.cache_folder import (
     CacheFolder,
     busy,
     claim,
+    close,
     open_folder,
 )
 from holdfast.registry.values import Digest, ProcessLock
@@ -94,7 +95,7 @@ class ChunkCache:
                 if not self._fill(fd, digest, view, verified=verified)
             ]
         finally:
-            os.close(fd)
+            close(fd)
 
     def peek(self, _digest: Digest, _size: int, /) -> None:
         """Return nothing: a file has to be read."""
@@ -134,7 +135,7 @@ class ChunkCache:
             has_waited = False
             try:
                 fd = open_folder(self._folder, make=True)
-                stack.callback(os.close, fd)
+                stack.callback(close, fd)
                 has_waited = stack.enter_context(claim(fd, digest, patience_s))
             except OSError as error:
                 self._say(error)

@@ -223,6 +223,7 @@ class BackgroundCarrier:
                 try:
                     carrier = carrier or Carrier(store, self._folder, self._tell)
                     carrier.carry(lambda: not self._stopped.is_set())
+                    waits = self._folder.waiting()
                 except Exception as error:
                     self._fail(error)
                     carrier = None  # open the log again: it may have been replaced
@@ -232,7 +233,7 @@ class BackgroundCarrier:
                 else:
                     self.error, pause_s = None, RETRY_S
                     # Another process is the carrier, if anything still waits.
-                    self._work.wait(LOOK_S if self._folder.waiting() else None)
+                    self._work.wait(LOOK_S if waits else None)
         finally:
             store.pools.close()
 

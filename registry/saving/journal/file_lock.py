@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from weakref import WeakSet
 
 from holdfast.backends.local import disk
@@ -33,6 +33,9 @@ class FileLock:
         except BlockingIOError:
             self._close()
             return False
+        except OSError as error:  # some network disks have no locks
+            self._close()
+            disk.fail(error, self._path)
         except BaseException:
             self._close()
             raise
@@ -42,14 +45,17 @@ class FileLock:
         """Release the lock."""
         if self._fd >= 0:
             # Closing alone would keep the lock, if a child has a copy of the descriptor.
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            with suppress(OSError):
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
             self._close()
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
         _open.discard(self)
         if fd >= 0:
-            os.close(fd)
+            # Closed even if the disk reports an error: what the lock was for is done.
+            with suppress(OSError):
+                os.close(fd)
 
     @contextmanager
     def held(self, *, shared: bool = False) -> Iterator[None]:

@@ -10,7 +10,7 @@ import secrets
 import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from holdfast.backends.local import disk, folders
@@ -354,7 +354,7 @@ class RunFolder:
 
     def remove_states(self, write: str) -> None:
         """Delete the objects of an entry, and nothing else; no link is followed."""
-        with suppress(FileNotFoundError), folders.opened(self.journal.path, self._states) as held:
+        with suppress(FileNotFoundError), self._opened_states() as held:
             for path, below, names, fd in os.fwalk(write, topdown=False, dir_fd=held):
                 for name in (*names, *below):
                     if _OF_STATES.fullmatch(f"{path}/{name}"):
@@ -390,9 +390,17 @@ class RunFolder:
             lock.release()
 
     def _state_folders(self) -> set[str]:
-        with suppress(FileNotFoundError), folders.opened(self.journal.path, self._states) as held:
+        with suppress(FileNotFoundError), self._opened_states() as held:
             return set(filter(_WRITE.fullmatch, os.listdir(held)))
         return set()
+
+    @contextmanager
+    def _opened_states(self) -> Iterator[int]:
+        try:
+            with folders.opened(self.journal.path, self._states) as held:
+                yield held
+        except OSError as error:  # of a missing folder it is a `FileNotFoundError` too
+            disk.fail(error, self._path(_STATES))
 
     def size_bytes(self, writes: list[str]) -> int:
         """Return the bytes on the disk of the states of entries; linked files count once."""
@@ -400,7 +408,7 @@ class RunFolder:
         for write in writes:
             for folder, _, names in os.walk(self.states_path(write)):
                 for name in names:
-                    with suppress(FileNotFoundError):
+                    with suppress(OSError):  # it was deleted, or the disk fails: it takes no room
                         found = os.lstat(os.path.join(folder, name))
                         sizes[found.st_dev, found.st_ino] = found.st_size
         return sum(sizes.values())

@@ -465,6 +465,32 @@ def test_a_disk_without_locks_of_open_files_costs_no_file(world, monkeypatch):
     assert len(list(Path("/dev/fd").iterdir())) <= before
 
 
+def test_a_disk_that_fails_at_a_release_is_no_failure_and_costs_no_file(world, monkeypatch):
+    real, unlock = os.close, fcntl.flock
+
+    def close(fd):
+        is_ours = "/chunks-v1" in os.readlink(f"/proc/self/fd/{fd}")
+        real(fd)
+        if is_ours:
+            raise OSError(errno.EIO, "a disk that fails")
+
+    def flock(fd, kind):
+        if kind == fcntl.LOCK_UN:
+            raise OSError(errno.EIO, "a disk that fails")
+        return unlock(fd, kind)
+
+    world.save(small_state())
+    gc.collect()
+    before = len(list(Path("/dev/fd").iterdir()))
+    monkeypatch.setattr(os, "close", close)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    for _ in range(3):
+        assert same(world.latest().load(), small_state())
+    monkeypatch.undo()
+    gc.collect()
+    assert len(list(Path("/dev/fd").iterdir())) <= before
+
+
 def test_a_file_in_the_way_is_no_failure(world):
     world.save(small_state())
     world.path.write_bytes(b"a file")

@@ -708,3 +708,21 @@ def test_states_of_a_save_that_was_not_acknowledged_are_deleted(machine: Machine
     saving.release()
     machine.carry()
     assert not left.exists()
+
+
+@pytest.mark.parametrize("name", ["lstat", "listdir"])
+def test_a_disk_that_fails_at_a_restore_is_a_typed_error(
+    name: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.run().save(make_state(1), step=1)
+    again, real = machine.run(), getattr(os, name)
+
+    def fail(path: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(path, int) or "/states/" in str(path):
+            raise OSError(errno.EIO, "a disk that fails")
+        return real(path, *args, **options)
+
+    with monkeypatch.context() as faulty, suppress(StorageError):
+        faulty.setattr(os, name, fail)
+        assert again.restore().checkpoint.step == 1
+    assert machine.run().restore().checkpoint.step == 1

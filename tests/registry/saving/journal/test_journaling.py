@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import logging
 import os
 import subprocess
@@ -22,6 +24,7 @@ from holdfast.registry.errors import (
     IncompatibleState,
     InvalidInput,
     OnlyLocal,
+    StorageError,
     StoreFull,
     StoreUnavailable,
 )
@@ -494,6 +497,66 @@ def test_a_released_lock_is_free_although_a_child_has_its_descriptor(machine: Ma
     assert other.acquire(wait=False)
     other.release()
     os.close(copy)
+
+
+def test_a_disk_without_locks_is_a_typed_error_and_costs_no_file(
+    machine: Machine, by_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(fd: int, kind: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    lock = machine.folder.lock("writing")
+    before = len(list(Path("/dev/fd").iterdir()))
+    with monkeypatch.context() as faulty:
+        faulty.setattr(fcntl, "flock", no_locks)
+        with pytest.raises(StorageError, match="no locks"):
+            lock.acquire()
+    assert len(list(Path("/dev/fd").iterdir())) == before
+    with lock.held():
+        monkeypatch.setattr(fcntl, "flock", no_locks)  # from now on, as of a server that is gone
+    assert len(list(Path("/dev/fd").iterdir())) == before
+
+
+def test_a_failure_to_close_a_lock_does_not_undo_a_save(
+    machine: Machine, by_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, run = os.close, machine.run()
+    run.save(make_state(1), step=1)
+
+    def close(fd: int) -> None:
+        is_lock = "/lock-" in os.readlink(f"/proc/self/fd/{fd}")
+        real(fd)
+        if is_lock:
+            raise OSError(errno.EIO, "a disk that fails")
+
+    with monkeypatch.context() as faulty:
+        faulty.setattr(os, "close", close)
+        run.save(make_state(2), step=2)
+    assert machine.folder.waiting() == [1, 2]
+
+
+def test_the_thread_outlives_a_disk_that_fails_while_it_looks_for_more(
+    machine: Machine, by_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = machine.run()
+    run.save(make_state(1), step=1)
+    carrier, real, looks = run.handle.journal.line.carrier, RunFolder.waiting, []
+
+    def waiting(folder: RunFolder) -> list[int]:
+        looks.append(real(folder))
+        if len(looks) == 3:  # after the one of the entry, and the one that finds nothing more
+            raise StorageError("a disk that fails")
+        return looks[-1]
+
+    def wait(most_s: float | None) -> None:
+        carrier.stop(0.0)
+
+    monkeypatch.setattr(background, "RETRY_S", 0.001)
+    monkeypatch.setattr(RunFolder, "waiting", waiting)
+    monkeypatch.setattr(carrier._work, "wait", wait)
+    carrier._run()  # in this thread
+    assert carrier.error is None
+    assert len(looks) == 5
 
 
 def test_waiting_has_an_end(
