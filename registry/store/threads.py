@@ -173,9 +173,12 @@ class Pools:
 
     def close(self) -> None:
         """Wait for running work, cancel waiting work, and stop the threads."""
-        for pool in self._started.values():
-            pool.shutdown(wait=self._pid == os.getpid(), cancel_futures=True)
-        self._started.clear()
+        if self._pid != os.getpid():
+            return  # a fork copies the pools without their threads, and perhaps with locks held
+        with self._lock:  # another thread may start a pool
+            started, self._started = self._started, {}
+        for pool in started.values():
+            pool.shutdown(cancel_futures=True)
 
     def pool(self, name: str) -> Executor:
         """Return the threads of a name; a thread that would wait for itself does the work."""

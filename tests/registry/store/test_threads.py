@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor
+from typing import Any
 
 import pytest
 
@@ -113,3 +116,31 @@ def test_work_is_done_once_where_the_system_gives_no_threads(
     pool.submit(done.append, "last").result(timeout=300)  # behind everything that was queued
     pool.shutdown()
     assert sorted(map(str, done)) == sorted(map(str, ["here", *range(20), "last"]))
+
+
+def test_a_close_may_meet_a_thread_that_starts_a_pool(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Threads.shutdown
+
+    def shutdown(pool: Threads, *how: bool, **named: bool) -> None:
+        _ = pools.small  # as a load in another thread does
+        real(pool, *how, **named)
+
+    assert pools.bulk.submit(int).result() == 0
+    monkeypatch.setattr(Threads, "shutdown", shutdown)
+    pools.close()
+    monkeypatch.undo()
+    pools.close()
+
+
+def test_a_forked_child_closes_pools_whose_locks_were_held(pools: Pools) -> None:
+    pool: Any = pools.bulk
+    with pool._shutdown_lock:  # as by a thread of the parent that gives it work
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(5)
+            pools.close()
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
