@@ -10,7 +10,7 @@
 | QuotaExceeded, EntityTooLarge, 507 | StoreFull |
 | NotImplemented | StoreUnsuitable |
 | SlowDown, 429, 5xx, timeouts, broken connections, BadDigest | StoreUnavailable |
-| an answer without proof (`holdfast.backends.s3.proof`) | StoreUnavailable |
+| an answer that cannot be read, or without proof (`s3.proof`) | StoreUnavailable |
 | anything else | StorageError |
 """
 
@@ -114,8 +114,9 @@ def translated(where: str, *, writes: bool = False) -> Iterator[None]:
         raise _elsewhere(str(error), where) from error
     except NotProven as error:
         raise not_proven(str(error), where, writes=writes) from error
-    except ValueError as error:
-        # The SDK's parser raises it for bad numbers and times.
+    except (ValueError, TypeError, RuntimeError) as error:
+        # The SDK's parsers raise them for bad numbers and times, for parts in place of a text, and
+        # for XML that nests too deeply.
         raise not_proven(f"an answer that cannot be read: {error}", where, writes=writes) from error
     except (HTTPError, EOFError, OSError) as error:
         raise _no_answer(error, where, writes) from error

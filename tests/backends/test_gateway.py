@@ -104,6 +104,10 @@ def error(code: str) -> bytes:
     return f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
 
 
+_LISTED = (
+    b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>a</Key><Size>1</Size>"
+    b"<LastModified>TIME</LastModified></Contents></ListBucketResult>"
+)
 LIES: dict[str, Lie] = {
     "200 page": fixed(200, PAGE, HTML),
     "200 page of a web server": fixed(200, PAGE, WEB_SERVER),
@@ -128,6 +132,11 @@ LIES: dict[str, Lie] = {
     "416 empty": fixed(416),
     "502 page": fixed(502, PAGE, HTML),
     "503 page": fixed(503, PAGE, HTML),
+    # The parsers of the SDK fail at these.
+    "403 error in parts": fixed(403, error("a<b/>c")),
+    "400 error that nests too deeply": fixed(400, error("<a>" * 10_000 + "</a>" * 10_000)),
+    "200 listing of no time": fixed(200, _LISTED.replace(b"TIME", b"inf")),
+    "200 listing of a time too large": fixed(200, _LISTED.replace(b"TIME", b"9" * 400)),
 }
 CALLS: dict[str, tuple[str, Callable[[Backend], object]]] = {
     "get": ("get", lambda b: b.get("a")),

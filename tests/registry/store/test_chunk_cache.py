@@ -469,7 +469,7 @@ def test_a_disk_that_fails_at_a_release_is_no_failure_and_costs_no_file(world, m
     real, unlock = os.close, fcntl.flock
 
     def close(fd):
-        is_ours = "/chunks-v1" in os.readlink(f"/proc/self/fd/{fd}")
+        is_ours = "/chunks-v1" in str(Path(f"/proc/self/fd/{fd}").readlink())
         real(fd)
         if is_ours:
             raise OSError(errno.EIO, "a disk that fails")

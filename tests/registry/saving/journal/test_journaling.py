@@ -524,7 +524,7 @@ def test_a_failure_to_close_a_lock_does_not_undo_a_save(
     run.save(make_state(1), step=1)
 
     def close(fd: int) -> None:
-        is_lock = "/lock-" in os.readlink(f"/proc/self/fd/{fd}")
+        is_lock = "/lock-" in str(Path(f"/proc/self/fd/{fd}").readlink())
         real(fd)
         if is_lock:
             raise OSError(errno.EIO, "a disk that fails")
