@@ -400,7 +400,7 @@ class RunFolder:
             with folders.opened(self.journal.path, self._states) as held:
                 yield held
         except OSError as error:  # of a missing folder it is a `FileNotFoundError` too
-            disk.fail(error, self._path(_STATES))
+            disk.fail(error, f"{self.path}/{_STATES}")
 
     def size_bytes(self, writes: list[str]) -> int:
         """Return the bytes on the disk of the states of entries; linked files count once."""
