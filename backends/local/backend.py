@@ -71,7 +71,7 @@ class LocalBackend(Backend):
         InvalidLocation: The path names a file.
     """
 
-    concurrency = max(4, os.cpu_count() or 4)
+    concurrency = 4  # a registry has a thread for each core that it may use besides
     least_read_bytes = 2**18
     #: Modes of new files and folders, before the umask.
     file_mode, folder_mode = 0o666, 0o777

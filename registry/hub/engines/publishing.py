@@ -40,7 +40,7 @@ from holdfast.registry.hub.engines.folder import (
 )
 from holdfast.registry.hub.views import CARD
 from holdfast.registry.objects import TensorEntry
-from holdfast.registry.values import Record
+from holdfast.registry.values import Record, cores
 
 _OURS = re.compile(r"weight_v(\d{6,9})|latest|\.lock|\.new.*|\.old.*")
 _INDEX, _TENSORS = "model.safetensors.index.json", ".safetensors"
@@ -48,7 +48,7 @@ _INDEX, _TENSORS = "model.safetensors.index.json", ".safetensors"
 _ABOUT = ".holdfast/version.json"
 _MOST_DELTAS = 32  # that a late reader applies
 _BLOCK_BYTES = 2**23
-_THREADS = min(8, os.cpu_count() or 1)
+_MOST_THREADS = 8
 
 
 class _Published(Record):
@@ -218,7 +218,8 @@ def _changes(old: Path, new: Path) -> tuple[bytes, list[str]]:
     head = _head(new)
     tensors = {name: one for name, one in json.loads(head).items() if name != "__metadata__"}
     spent = [0]  # bytes, before they are compressed
-    with old.open("rb") as left, new.open("rb") as right, ThreadPoolExecutor(_THREADS) as pool:
+    threads = ThreadPoolExecutor(min(_MOST_THREADS, cores()))
+    with old.open("rb") as left, new.open("rb") as right, threads as pool:
         most = os.fstat(right.fileno()).st_size
 
         def changed(tensor: dict[str, list[int]]) -> tuple[bytes, str]:

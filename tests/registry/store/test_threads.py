@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor
@@ -144,3 +146,15 @@ def test_a_forked_child_closes_pools_whose_locks_were_held(pools: Pools) -> None
             pools.close()
             os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_folder_gets_no_thread_for_a_core_that_the_process_may_not_use() -> None:
+    code = """if True:
+        import os
+        os.cpu_count, os.sched_getaffinity = lambda: 64, lambda _: range(2)
+        from holdfast.backends.local.backend import LocalBackend
+        from holdfast.registry.store.threads import Pools
+        print(Pools(LocalBackend.concurrency)._sizes["bulk"])
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "4\n"

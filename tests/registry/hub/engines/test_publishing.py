@@ -11,6 +11,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -193,6 +194,27 @@ def test_a_small_change_is_small_and_old_folders_go(
     assert wholes == [1, second := wholes[1], 15, 18]
     assert sum(sizes[1 : second - 1]) <= sizes[0] < sum(sizes[1:second])
     assert numbers(source) == [*range(15, 21)]
+
+
+def test_changes_are_looked_for_on_the_cores_that_the_process_may_use(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked, real = [], ThreadPoolExecutor
+
+    def spy(threads: int) -> ThreadPoolExecutor:
+        asked.append(threads)
+        return real(threads)
+
+    head = json.dumps({"w": {"dtype": "U8", "shape": [64], "data_offsets": [0, 64]}}).encode()
+    old, new = tmp_path / "old", tmp_path / "new"
+    for path, data in ((old, bytes(64)), (new, bytes([1, *bytes(63)]))):
+        path.write_bytes(len(head).to_bytes(8, "little") + head + data)
+    monkeypatch.setattr(publishing, "ThreadPoolExecutor", spy)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    for bound, expected in ((3, 3), (48, 8)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, bound=bound: range(bound))
+        assert publishing._changes(old, new)[1] == ["w"]
+        assert asked.pop() == expected
 
 
 def test_a_follower_publishes_and_goes_on_after_a_restart(
