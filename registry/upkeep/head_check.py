@@ -14,14 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.backends.escape import quoted
-from holdfast.registry.errors import IntegrityError, InvalidInput, RolledBack
+from holdfast.registry.errors import IntegrityError, InvalidInput, Malformed, RolledBack
+from holdfast.registry.objects import ACTIVE, parse_marker
 from holdfast.registry.store import Store
 from holdfast.registry.store.heads import MAX_FILE_BYTES, Head, HeadLines, Heads, HeadsFile
 from holdfast.registry.upkeep.findings import Finding, Vouched
 from holdfast.registry.upkeep.histories import History
 from holdfast.registry.upkeep.live import given_up
-from holdfast.registry.upkeep.run_notes import Notes
+from holdfast.registry.upkeep.run_notes import Notes, RunNote
 from holdfast.registry.upkeep.signature_check import SignatureCheck
+
+_FULL = (
+    "Collections take the run for finished, and may delete what this commit needs: run `holdfast "
+    "gc --full` before any other. The marker was lost, as in a copy of a store that was in use."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +135,8 @@ class NoteCheck:
         #: The runs that an operator gave up: their notes count no more, and what is wrong with
         #: those that collections pass over is known.
         self.forgotten = given_up(store)
+        self._store = store
+        self._behind: dict[str, int] = {}  # the newest slot with a commit, where a seal is older
 
     def slot_of(self, run_id: str) -> int | None:
         """Return the slot of a run whose digest a note has."""
@@ -140,6 +148,9 @@ class NoteCheck:
         note = self._notes.by_run.get(history.run_id)
         if note is None or history.run_id in self.forgotten:
             return
+        slot = None if history.head is None else history.head.slot
+        if slot is not None and _seals_before(note, slot):
+            self._behind[history.run_id] = slot
         try:
             note.check(history.slots, history.digest)
         except RolledBack as error:
@@ -150,9 +161,28 @@ class NoteCheck:
         gone = self._notes.by_run.keys() - set(run_ids) - set(self.forgotten)
         for run_id in sorted(gone):
             yield _lost(self._notes.by_run[run_id].lost("no such run"), run_id)
+        yield from self._unannounced()
         for key, message in self._notes.damaged.items():
             advice = "Collections read the runs of this table from their first slots again."
             yield Finding("notes", key, message, advice=advice, severity="note")
+
+    def _unannounced(self) -> Iterator[Finding]:
+        """Yield runs that collections take for finished, although commits follow their seals.
+
+        A marker is there before such a commit, and until a newer note is.
+        """
+        for info in self._store.backend.list(ACTIVE) if self._behind else ():
+            with suppress(Malformed):  # `file_names` reports it
+                self._behind.pop(parse_marker(info.key)[0], None)
+        newer = Notes.read(self._store).by_run if self._behind else {}
+        for run_id, slot in sorted(self._behind.items()):
+            if run_id in newer and _seals_before(newer[run_id], slot):
+                message = f"no marker says that slot {slot} follows the seal of the run"
+                yield Finding("notes", run_id, message, (run_id,), _FULL)
+
+
+def _seals_before(note: RunNote, slot: int) -> bool:
+    return note.seen.sealed is not None and note.seen.sealed < slot
 
 
 def _lost(error: RolledBack, run_id: str) -> Finding:

@@ -101,7 +101,9 @@ def test_a_clock_that_was_wrong_once_keeps_nothing_from_being_read(reg, clock, r
     assert set(read) == {key for key in files(tmp_path / "registry") if key.startswith("packs/")}
 
 
-@pytest.mark.parametrize("left", [b"", b'{"began_s', b"\0" * 200 + b"\n" * 3])
+@pytest.mark.parametrize(
+    "left", [b"", b'{"began_s', b"\0" * 200 + b"\n" * 3], ids=["empty", "torn", "zeros"]
+)
 def test_notes_of_a_pass_that_were_damaged_are_begun_anew(reg, clock, read, monkeypatch, left):
     assert holdfast.care(reg, read_all_in_days=28).ok
     notes = reg.handle.store.heads.path(".pass")

@@ -99,7 +99,12 @@ def test_a_commit_whose_marker_is_lost_is_found_by_whoever_reads_its_log(
     """As in a copy of a folder in use, of which `active/` was copied before the commit."""
     save_small(sealed.run("b"), 30)
     [marker] = contents(backend, ACTIVE)
+    assert sealed.verify().ok
     backend.delete(marker)
+    with open_on(backend) as fresh:
+        [finding] = fresh.verify().findings
+    assert finding.where == "b"
+    assert "gc --full" in finding.advice
     if looks == "sampled":
         monkeypatch.setattr(sealing, "_SAMPLED", 1)
     assert gc_elsewhere(backend, full=looks == "full")[0].deleted.objects == 0
