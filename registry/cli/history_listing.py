@@ -160,7 +160,7 @@ def newest_commits(
 
 def _descent(opened: Registry, log: RunLog) -> Iterator[_Chapter]:
     """Yield the history of a run, then that of each ancestor up to where it was forked."""
-    commits = [commit for slot in log.slots() for _, commit in slot.commits]
+    commits = list(log.commits())
     yield _Chapter(log.run_id, commits[::-1], refs_of(commits))
     seen = {log.run_id}
     while (parent := describe.parent_of(log.run)) is not None:

@@ -57,13 +57,11 @@ class _Names:
         """
         self._log.refresh()
         run = self._log.history()
-        for slot in self._log.slots():
-            for _, commit in slot.commits:
-                for action in commit.actions:
-                    found = self._named(run, action)
-                    if found is not None:
-                        time = moment(commit.time_ms)
-                        yield PinEvent(commit.n, *found, commit.author, time)
+        for commit in self._log.commits():
+            for action in commit.actions:
+                found = self._named(run, action)
+                if found is not None:
+                    yield PinEvent(commit.n, *found, commit.author, moment(commit.time_ms))
 
     def _named(self, run: RunManifest, action: Action) -> tuple[str, Digest, int | None] | None:
         if isinstance(action, SetPin) and action.kind == self._kind:

@@ -341,7 +341,7 @@ class RunRetention:
 
     def _last_evicted(self) -> list[int]:
         """Return the checkpoints of the newest eviction or thinning that are still so."""
-        commits = [commit for slot in self._log.slots() for _, commit in slot.commits]
+        commits = list(self._log.commits())
         self._log.refresh()  # those commits may be newer than what this handle has read
         run = self._log.history()
         for action in reversed([one for commit in commits for one in commit.actions]):

@@ -18,7 +18,7 @@ from holdfast.registry.curation.cards import check_card, read_card, write_card
 from holdfast.registry.curation.pins import check_whole, find_pin, own, sound
 from holdfast.registry.errors import Conflict, InvalidInput, NotFound
 from holdfast.registry.history import RunLog, check_metrics, format_time, is_text, moment
-from holdfast.registry.history.actions import Action, Commit, CommitKeys, PointRelease, SetPin
+from holdfast.registry.history.actions import Action, CommitKeys, PointRelease, SetPin
 from holdfast.registry.history.replay import CheckpointRecord, Pin, RunManifest
 from holdfast.registry.loading import Checkpoint, StateHandle, Stored, check_components
 from holdfast.registry.objects import thinned
@@ -272,9 +272,14 @@ class Releases:
 
     def history(self) -> Iterator[ReleaseEvent]:
         """Yield every publication and rollback, oldest first, as of now."""
-        for slot in self._log.slots():
-            for _, commit in slot.commits:
-                yield from _events(commit)
+        for commit in self._log.commits():
+            time = moment(commit.time_ms)
+            for action in commit.actions:
+                match action:
+                    case SetPin(kind="release", name=name):
+                        yield ReleaseEvent(commit.n, "published", name, commit.author, time)
+                    case PointRelease(version=name, reason=why):
+                        yield ReleaseEvent(commit.n, "pointed", name, commit.author, time, why)
 
     def _release(self, pin: Pin) -> Release:
         return Release(self._committer.store, self._log, pin)
@@ -370,16 +375,6 @@ def _parts(
     else:
         chosen = inference_parts(run.spec, known, where=checkpoint.ref)
     return None if chosen in ([], list(known)) else chosen
-
-
-def _events(commit: Commit) -> Iterator[ReleaseEvent]:
-    time = moment(commit.time_ms)
-    for action in commit.actions:
-        match action:
-            case SetPin(kind="release", name=version):
-                yield ReleaseEvent(commit.n, "published", version, commit.author, time)
-            case PointRelease(version=version, reason=reason):
-                yield ReleaseEvent(commit.n, "pointed", version, commit.author, time, reason)
 
 
 def _sorted(value: Any) -> Any:

@@ -29,9 +29,7 @@ class RunHistory:
 
     def commits(self) -> Iterator[Commit]:
         """Yield every commit, oldest first, as the log holds it now."""
-        for slot in self._handle.log.slots():
-            for _, commit in slot.commits:
-                yield commit
+        return self._handle.log.commits()
 
     def manifest(self) -> RunManifest:
         """Return the manifest with the records of everything that was ever evicted.

@@ -675,8 +675,7 @@ class Registry:
         from holdfast.registry.history import Epochs
 
         epochs = Epochs.of(self._handle.store)
-        header = epochs.header(epochs.newest())
-        return None if header is None else header.moved_to
+        return epochs.header(epochs.newest()).moved_to
 
     @shows_options(RepackOptions, min_dead=0.25)
     def repack(

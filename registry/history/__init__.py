@@ -46,7 +46,6 @@ if TYPE_CHECKING:
         warn_of_secrets,
     )
     from holdfast.registry.history.epochs import (
-        DROP_DELAY_S,
         MAX_URL,
         EpochHeader,
         Epochs,

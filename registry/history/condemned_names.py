@@ -189,13 +189,12 @@ class CondemnedNames:
         return data
 
     def _get(self, file: Digest, byte_range: ByteRange | None) -> bytes:
+        where = part_key(file)
         try:
-            return self._store.backend.get(part_key(file), byte_range)
+            return self._store.backend.get(where, byte_range)
         except ObjectNotFound as error:
-            where = part_key(file)
             raise Malformed("a part of a sweep is absent", where=where, hint=_RESTORE) from error
         except ObjectTruncated as error:
-            where = part_key(file)
             raise Damaged("a part of a sweep is cut off", where=where, hint=_RESTORE) from error
 
     def _put_table(self, records: Iterable[bytes], *, sweeps: int, last: int) -> SweepTable:

@@ -50,7 +50,7 @@ Entry = Literal["sweep", "upgrade", "forget", "freeze", "thaw", "drops"]
 #: Characters of the URL to which a registry has moved.
 MAX_URL = 1024
 #: For how long a dropped run can be taken back, where no epoch says otherwise.
-DROP_DELAY_S = 7 * 86_400
+_DROP_DELAY_S = 7 * 86_400
 
 
 class EpochHeader(Record):
@@ -78,6 +78,11 @@ class EpochHeader(Record):
     #: Collections free nothing that evictions and drops released.
     keep: Literal[True] | None = None
 
+    @property
+    def drop_s(self) -> int:
+        """For how many seconds a dropped run can be taken back."""
+        return _DROP_DELAY_S if self.drop_delay_s is None else self.drop_delay_s
+
     def after(self, epoch: int, entry: Entry, **given: Any) -> Self:
         """Return the header of the next entry, which repeats what stays true."""
         return self.changed(epoch=epoch, entry=entry, **given)
@@ -94,14 +99,12 @@ class CondemnedShard(Record):
     keys: tuple[str, ...]
 
 
-def encode_sweep(
-    epoch: int, condemned: Iterable[ObjectKey], before: EpochHeader | None = None
-) -> bytes:
+def encode_sweep(epoch: int, condemned: Iterable[ObjectKey], before: EpochHeader = _FIRST) -> bytes:
     """Return the entry of a sweep."""
     shards: dict[str, list[str]] = {}
     for key in sorted(condemned):
         shards.setdefault(key.digest[:1].hex(), []).append(str(key))
-    lines = [(before or _FIRST).after(epoch, "sweep").encode()]
+    lines = [before.after(epoch, "sweep").encode()]
     lines += [
         CondemnedShard(shard=shard, keys=tuple(keys)).encode() for shard, keys in shards.items()
     ]
@@ -109,32 +112,30 @@ def encode_sweep(
 
 
 def encode_upgrade(
-    epoch: int, min_writer: int, before: EpochHeader | None = None, entry: Entry = "upgrade"
+    epoch: int, min_writer: int, before: EpochHeader = _FIRST, entry: Entry = "upgrade"
 ) -> bytes:
     """Return the entry of an upgrade; from version 3 on sweeps have their names in tables."""
-    header = (before or _FIRST).after(epoch, entry, min_writer=min_writer)
+    header = before.after(epoch, entry, min_writer=min_writer)
     if min_writer >= _TABLES and header.tables is None:
         header = header.after(epoch, entry, format="holdfast.epoch/2", since=epoch, tables=())
     return join_lines([header.encode()])
 
 
-def encode_freeze(epoch: int, moved_to: str | None, before: EpochHeader | None) -> bytes:
+def encode_freeze(epoch: int, moved_to: str | None, before: EpochHeader) -> bytes:
     """Return the entry of a freeze, or without a text of a thaw; it upgrades the registry, too."""
-    before = (before or _FIRST).changed(moved_to=moved_to)
+    entry: Entry = "thaw" if moved_to is None else "freeze"
     least = max(before.min_writer, WRITER_VERSION)
-    return encode_upgrade(epoch, least, before, "thaw" if moved_to is None else "freeze")
+    return encode_upgrade(epoch, least, before.changed(moved_to=moved_to), entry)
 
 
-def encode_drops(epoch: int, before: EpochHeader | None, **rules: int | None) -> bytes:
+def encode_drops(epoch: int, before: EpochHeader, **rules: int | None) -> bytes:
     """Return the entry that sets what follows a drop; it upgrades the registry, too."""
-    before = (before or _FIRST).changed(**rules)
     least = max(before.min_writer, WRITER_VERSION)
-    return encode_upgrade(epoch, least, before, "drops")
+    return encode_upgrade(epoch, least, before.changed(**rules), "drops")
 
 
-def encode_forget(epoch: int, forgotten: Mapping[str, int], before: EpochHeader | None) -> bytes:
+def encode_forget(epoch: int, forgotten: Mapping[str, int], before: EpochHeader) -> bytes:
     """Return the entry that adds runs, with the slots that end their logs, to the forgotten."""
-    before = before or _FIRST
     every = {**(before.forgotten or {}), **forgotten}
     least = max(before.min_writer, _FORGETS)
     return join_lines([before.after(epoch, "forget", min_writer=least, forgotten=every).encode()])
@@ -208,20 +209,15 @@ class Epochs:
     def require(self, epoch: int) -> None:
         """Check that this writer may write after an epoch."""
         header = self.header(epoch)
-        if header is not None:
-            check_writer_version(header.min_writer, where=epoch_key(epoch))
-            if header.moved_to is not None:
-                self._check_thawed(epoch)
-
-    def _check_thawed(self, frozen: int) -> None:
-        """Raise unless a later epoch allows writing again."""
-        newest = self.newest()
-        header = self.header(newest)
-        if header is None or header.moved_to is not None:
-            moved_to = header.moved_to if header is not None else None
+        check_writer_version(header.min_writer, where=epoch_key(epoch))
+        if header.moved_to is None:
+            return
+        newest = self.newest()  # it may allow writing again
+        moved_to = self.header(newest).moved_to
+        if not newest or moved_to is not None:
             raise Frozen(
                 "this registry was frozen: nobody may write to it",
-                where=f"{self._store.backend.url}, {epoch_key(frozen)}",
+                where=f"{self._store.backend.url}, {epoch_key(epoch)}",
                 found=f"it has moved to {quoted(moved_to)}" if moved_to else None,
                 hint=Hint(
                     f"Nothing was committed. Open {quoted(moved_to)} to go on.",
@@ -233,19 +229,17 @@ class Epochs:
 
     def check_not_forgotten(self, run_id: str, epoch: int) -> None:
         """Refuse to write to a run that was forgotten, even if its log is another one by now."""
-        header = self.header(epoch)
-        if header is not None and run_id in (header.forgotten or ()):
+        if run_id in (self.header(epoch).forgotten or ()):
             what = f"the run was forgotten by {epoch_key(epoch)}, and its objects may be deleted"
             raise Conflict(what, where=run_id, hint="Save into another run.")
 
     def seals(self, epoch: int) -> bool:
         """Return whether collectors that have observed an epoch seal runs."""
-        header = self.header(epoch)
-        return header is not None and header.min_writer >= _SEALS
+        return self.header(epoch).min_writer >= _SEALS
 
-    def header(self, epoch: int) -> EpochHeader | None:
-        """Return the header of an epoch; `None` before the first."""
-        return self._entry(epoch)[0] if epoch else None
+    def header(self, epoch: int) -> EpochHeader:
+        """Return the header of an epoch; before the first, one with the defaults."""
+        return self._entry(epoch)[0] if epoch else _FIRST
 
     def _entry(self, epoch: int) -> tuple[EpochHeader, CondemnedKeys]:
         if epoch not in self._entries:
@@ -259,10 +253,9 @@ class Epochs:
         `g` exists. If a part of a table is absent or damaged, it may name any key.
         """
         wanted = {key for key in keys if key.generation < observed}
-        header = self.header(observed) if wanted else None
-        if header is None:
+        if not wanted:
             return set()
-        found: set[ObjectKey] = set()
+        header, found = self.header(observed), set[ObjectKey]()
         for table in header.tables or ():
             older = {key for key in wanted - found if key.generation < table.last}
             try:
@@ -294,7 +287,7 @@ class Epochs:
         older sweeps are joined, which takes space.
         """
         before = self.header(epoch - 1)
-        if before is None or before.tables is None:
+        if before.tables is None:
             entry = encode_sweep(epoch, condemned, before)
         else:
             since, tables = self._joined(before) if joins else (before.since, before.tables)

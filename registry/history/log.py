@@ -454,6 +454,10 @@ class RunLog:
         """Yield every slot from `start` to the head, fetched in parallel, up to a damaged one."""
         yield from self._slots.fetch(self._slots.numbers(start))
 
+    def commits(self) -> Iterator[Commit]:
+        """Yield every commit of the log as it is now, oldest first."""
+        return (commit for slot in self.slots() for _, commit in slot.commits)
+
     def put_times(self) -> dict[int, float]:
         """Return when each slot was put, in seconds by the store's clock: one listing."""
         infos = self._store.backend.list(log_prefix(self.run_id))

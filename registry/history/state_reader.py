@@ -263,14 +263,13 @@ class StateReader:
 def describe_thinning(log: RunLog, manifest: Digest) -> str | None:
     """Return the commit, time and reason of the last thinning of a state; reads the whole log."""
     last, numbers = None, set[int]()
-    for slot in log.slots():
-        for _, commit in slot.commits:
-            for action in commit.actions:
-                if isinstance(action, AddCheckpoint) and action.manifest == manifest:
-                    numbers.add(commit.n)
-                for one in action.thinnings if isinstance(action, Thin) else ():
-                    if one.checkpoint in numbers:
-                        last = commit, one
+    for commit in log.commits():
+        for action in commit.actions:
+            if isinstance(action, AddCheckpoint) and action.manifest == manifest:
+                numbers.add(commit.n)
+            for one in action.thinnings if isinstance(action, Thin) else ():
+                if one.checkpoint in numbers:
+                    last = commit, one
     if last is None:
         return None
     commit, one = last
@@ -286,13 +285,10 @@ def describe_eviction(log: RunLog, record: CheckpointRecord) -> str | None:
     if record.evicted is None:
         return None
     last = None
-    for slot in log.slots():
-        for _, commit in slot.commits:
-            for action in commit.actions:
-                if isinstance(action, Evict) and any(
-                    one.checkpoint == record.n for one in action.evictions
-                ):
-                    last = commit
+    for commit in log.commits():
+        evictions = (e for one in commit.actions if isinstance(one, Evict) for e in one.evictions)
+        if any(one.checkpoint == record.n for one in evictions):
+            last = commit
     if last is None:  # copied from another registry, with its own history
         return record.evicted
     return f"commit {last.n} of {format_time(last.time_ms)}: {record.evicted}"

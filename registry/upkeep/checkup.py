@@ -246,9 +246,9 @@ def _writer_version(backend: Backend, config: RegistryConfig) -> Check:
     epochs = Epochs(store)
     try:
         epoch = epochs.newest()
-        header = epochs.header(epoch)
-        if header is not None and header.moved_to is not None:
-            where = f", and has moved to {quoted(header.moved_to)}" if header.moved_to else ""
+        moved_to = epochs.header(epoch).moved_to
+        if moved_to is not None:
+            where = f", and has moved to {quoted(moved_to)}" if moved_to else ""
             return Check("writer", "warn", f"the registry is frozen by epoch {epoch}{where}")
         epochs.require(epoch)
     finally:

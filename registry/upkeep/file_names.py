@@ -172,7 +172,7 @@ class Names:
     def _entry_findings(self, store: Store, numbers: Iterable[int], *, deep: bool) -> list[Finding]:
         """Check every entry. Each is read by a new `Epochs`, so that none stays in memory."""
 
-        def header(epoch: int) -> EpochHeader | RegistryError | None:
+        def header(epoch: int) -> EpochHeader | RegistryError:
             try:
                 return Epochs(store).header(epoch)
             except (IntegrityError, UnsupportedFormat) as error:
@@ -185,7 +185,6 @@ class Names:
             if isinstance(found, RegistryError):
                 findings.append(_epoch(where, found.summary))
                 continue
-            assert found is not None
             for table in found.tables or ():
                 tables.setdefault(table, epoch)
             if found.min_writer < least:

@@ -428,8 +428,7 @@ def given_up(store: Store) -> Mapping[str, bool]:
     """Return the runs that the newest epoch says are forgotten, each with whether that counts."""
     epochs = Epochs(store)
     with suppress(*UNREADABLE):
-        header = epochs.header(epochs.newest())
-        forgotten = (header and header.forgotten) or {}
+        forgotten = epochs.header(epochs.newest()).forgotten or {}
         return {name: is_forgotten(store, forgotten, name) for name in forgotten}
     return {}
 

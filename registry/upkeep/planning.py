@@ -8,6 +8,7 @@ seals at the end of a collection. `holdfast.registry.upkeep.gc` carries a plan o
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -27,7 +28,6 @@ from holdfast.registry.errors import (
     UnsupportedFormat,
 )
 from holdfast.registry.history import (
-    DROP_DELAY_S,
     Epochs,
     RunLog,
     Seen,
@@ -139,7 +139,7 @@ class Planner:
         self.accepted: list[str] = []
         self.hidden: set[str] = set()
         self.freed: set[str] = set()
-        self._delay_s: float = DROP_DELAY_S
+        self._delay_s: float = math.inf  # until the epoch is read
         self.keeps = False
         self._epoch = 0
         self.seals = False
@@ -241,10 +241,9 @@ class Planner:
         """Refuse objects whose generation is above the newest epoch: epochs were lost."""
         newest = self._epochs.observe()
         header = self._epochs.header(newest)
-        self.forgotten = dict((header and header.forgotten) or {})
-        given_s = None if header is None else header.drop_delay_s
-        self._delay_s = DROP_DELAY_S if given_s is None else given_s
-        self.keeps = header is not None and header.keep is True
+        self.forgotten = dict(header.forgotten or {})
+        self._delay_s = header.drop_s
+        self.keeps = header.keep is True
         self.seals = self._epochs.seals(newest)
         self._epoch = newest
         if highest is not None and highest.generation > newest:
@@ -445,8 +444,7 @@ class Planner:
 
     def check_rules(self, epoch: int) -> None:
         """Refuse to go on if the registry was told meanwhile to keep what this collection frees."""
-        header = self._epochs.header(epoch)
-        if header is not None and header.keep and not self.keeps:
+        if self._epochs.header(epoch).keep and not self.keeps:
             raise Conflict(
                 "the registry was told to keep everything meanwhile", where=epoch_key(epoch)
             )

@@ -14,7 +14,6 @@ from holdfast.backends import parse
 from holdfast.backends.escape import quoted
 from holdfast.registry.errors import InvalidInput
 from holdfast.registry.history import (
-    DROP_DELAY_S,
     MAX_URL,
     EpochHeader,
     Epochs,
@@ -93,8 +92,8 @@ class FreezeReport:
 def upgrade(store: Store) -> UpgradeReport:
     """Raise the least writer version to this program's, and mark every run; see `Registry`."""
 
-    def entry(epoch: int, header: EpochHeader | None) -> bytes | None:
-        is_so = header is not None and header.min_writer >= WRITER_VERSION
+    def entry(epoch: int, header: EpochHeader) -> bytes | None:
+        is_so = header.min_writer >= WRITER_VERSION
         return None if is_so else encode_upgrade(epoch, WRITER_VERSION, header)
 
     Epochs(store).observe()  # a frozen registry stays as it is
@@ -113,17 +112,14 @@ def set_drop_rules(store: Store, delay_s: float | None, keep: bool | None) -> Dr
     given: dict[str, int | None] = {} if delay_s is None else {"drop_delay_s": int(delay_s)}
     given |= {} if keep is None else {"keep": keep or None}
 
-    def entry(epoch: int, header: EpochHeader | None) -> bytes | None:
-        is_so = all(getattr(header, name, None) == value for name, value in given.items())
-        return None if is_so and header is not None else encode_drops(epoch, header, **given)
+    def entry(epoch: int, header: EpochHeader) -> bytes | None:
+        is_so = all(getattr(header, name) == value for name, value in given.items())
+        return None if is_so and header.epoch else encode_drops(epoch, header, **given)
 
     if given:
         epochs.require(newest)  # a frozen registry stays as it is
         header, *_ = _tell(store, entry)
-    if header is None:
-        return DropRules(DROP_DELAY_S, False, 0)
-    known_s = header.drop_delay_s
-    return DropRules(DROP_DELAY_S if known_s is None else known_s, bool(header.keep), header.epoch)
+    return DropRules(header.drop_s, bool(header.keep), header.epoch)
 
 
 def freeze(store: Store, moved_to: str | None) -> FreezeReport:
@@ -137,10 +133,9 @@ def thaw(store: Store) -> FreezeReport:
 
 
 def _set_frozen(store: Store, moved_to: str | None) -> FreezeReport:
-    def entry(epoch: int, header: EpochHeader | None) -> bytes | None:
-        if header is not None:
-            check_writer_version(header.min_writer, where=epoch_key(header.epoch))
-        is_so = (header.moved_to if header is not None else None) == moved_to
+    def entry(epoch: int, header: EpochHeader) -> bytes | None:
+        check_writer_version(header.min_writer, where=epoch_key(header.epoch))
+        is_so = header.moved_to == moved_to
         return None if is_so else encode_freeze(epoch, moved_to, header)
 
     if moved_to is None and not Epochs(store).newest():
@@ -162,7 +157,7 @@ def _url(store: Store, moved_to: str) -> str:
 
 
 def _tell(
-    store: Store, entry: Callable[[int, EpochHeader | None], bytes | None]
+    store: Store, entry: Callable[[int, EpochHeader], bytes | None]
 ) -> tuple[EpochHeader, bool, int, int]:
     """Put an entry unless `entry` finds it needless, and mark every run with the newest one.
 
@@ -178,7 +173,6 @@ def _tell(
         if data is None:
             break
         is_ours = store.backend.put_if_absent(epoch_key(newest + 1), data)
-    assert header is not None
     forgotten = header.forgotten or {}
     # After the epoch, as in a sweep: whoever creates a run later observes it.
     runs = list_run_ids(store, forgotten)

@@ -12,10 +12,11 @@ from __future__ import annotations
 import logging
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
+from itertools import accumulate
 from os import SEEK_END
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -379,7 +380,8 @@ class Damage:
             run_id, _, within = ref.partition(" ")[0].partition("/")
             found.setdefault(run_id, {})[within] = None
         names = {
-            run_id: {part for one in refs for part in _parts(one)} for run_id, refs in found.items()
+            run_id: {part for one in refs for part in accumulate(one.split("/"), "{}/{}".format)}
+            for run_id, refs in found.items()
         }
         return cls({run_id: list(refs) for run_id, refs in found.items()}, names)
 
@@ -390,11 +392,6 @@ class Damage:
     def marks(self, run_id: str, record: CheckpointRecord) -> list[str]:
         """Return `damaged` as a mark of a checkpoint, if it or its companions are affected."""
         return ["damaged"] if kept_ref(record) in self.names.get(run_id, ()) else []
-
-
-def _parts(ref: str) -> Iterator[str]:
-    names = ref.split("/")
-    return ("/".join(names[:end]) for end in range(1, len(names) + 1))
 
 
 def _depth(report: VerifyReport, *, is_part: bool) -> Depth:

@@ -164,7 +164,7 @@ COLLECT = {
         "registry.upkeep.planning", "Planner._free_if_due", "self.freed.discard(log.run_id)"
     ),
     "a registry is told to keep during a collection": Place(
-        "registry.upkeep.planning", "Planner.check_rules", "if header is not None and header.keep"
+        "registry.upkeep.planning", "Planner.check_rules", "if self._epochs.header(epoch).keep"
     ),
     "a full store condemns what its reserve has space for": Place(
         "registry.upkeep.gc", "Collector.spend_reserve", "few = chosen.largest"

@@ -278,7 +278,7 @@ class OpponentPool:
         return require_record(self._log.knowing_entry(version), version)
 
     def _events(self) -> Iterable[PoolEvent]:
-        return pool_events(commit for slot in self._log.slots() for _, commit in slot.commits)
+        return pool_events(self._log.commits())
 
     # Playing
 

@@ -189,7 +189,6 @@ def _epoch(store: Store) -> Epoch:
         if not number:
             return Epoch()
         header = epochs.header(number)
-        assert header is not None
         put = store.backend.stat(epoch_key(number)).modified_s
         return Epoch(
             number, header.entry, int(put * 1000), header.min_writer, moved_to=header.moved_to

@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from operator import itemgetter
 from typing import Literal
 
 from holdfast.registry.errors import NotFound, RegistryError
@@ -300,7 +301,9 @@ class _Planner:
                 self._ranks[chunk] = min(rank, self._ranks.get(chunk, rank))
                 if chunk in self._recoding.made:
                     first = (rank, key, entry)
-                    self._origins[chunk] = min(first, self._origins.get(chunk, first), key=_rank)
+                    self._origins[chunk] = min(
+                        first, self._origins.get(chunk, first), key=itemgetter(0)
+                    )
 
     def _rank_bases(self) -> None:
         """Rank new bases right after the first delta on them: its state names them too."""
@@ -452,7 +455,3 @@ class _Planner:
             for run_id, places in self._survey.packs_of.items()
         }
         return {run_id: places for run_id, places in touched.items() if any(places.values())}
-
-
-def _rank(origin: tuple[int, ObjectKey, PackEntry]) -> int:
-    return origin[0]
