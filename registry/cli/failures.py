@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
@@ -30,7 +31,7 @@ import typer
 from holdfast.backends.escape import printable
 from holdfast.registry.cli import process
 from holdfast.registry.cli.process import INTERRUPTED, Terminated
-from holdfast.registry.errors import IntegrityError, RegistryError, StorageError
+from holdfast.registry.errors import AccessDenied, IntegrityError, RegistryError, StorageError
 
 DEBUG = "HOLDFAST_DEBUG"
 BROKEN_PIPE = 128 + signal.SIGPIPE
@@ -65,17 +66,28 @@ def reported(*, debug: bool = False) -> Iterator[None]:
     except Exception as error:
         if is_usage(error):
             raise
-        if process.is_unwritten(error):
-            process.give_up_output()
-            failed = StorageError(
-                "the output could not be written",
-                found=error,
-                hint="Everything committed before this stays.",
-            )
+        failed = _of_system(error)
+        if failed is not None:
             _report_error(failed, debug=debug)
             raise typer.Exit(failed.exit_code) from error
         _report_fault(error, debug=debug)
         raise typer.Exit(1) from error
+
+
+def _of_system(error: Exception) -> RegistryError | None:
+    """Return an error of the system as one of ours; `None` for a fault."""
+    if process.is_unwritten(error):
+        process.give_up_output()
+        hint = "Everything committed before this stays."
+        return StorageError("the output could not be written", found=error, hint=hint)
+    if isinstance(error, PermissionError) and error.filename is not None:
+        return AccessDenied(
+            "Permission denied",
+            where=error.filename,
+            found=f"user id {os.geteuid()}",
+            hint="Ask its owner for access.",
+        )
+    return None
 
 
 def mark(error: RegistryError) -> str:

@@ -61,7 +61,10 @@ def unsound(program: str, where: object, rule: str, expected: object, found: obj
 @contextmanager
 def within(named: Path) -> Iterator[None]:
     """Open only files of one folder within a block, and follow no link there."""
-    held, folder = _named.get(), named if named.is_dir() else named.parent
+    try:
+        held, folder = _named.get(), named if named.is_dir() else named.parent
+    except PermissionError as error:
+        raise _denied(named) from error
     is_inside = held is not None and folder.is_relative_to(held[1])
     token = _named.set(held if is_inside else (named, folder))
     try:
@@ -120,15 +123,18 @@ def stable(path: Path) -> Iterator[BinaryIO]:
             )
 
 
+def _denied(path: Path) -> AccessDenied:
+    found = f"user id {os.geteuid()}"
+    return AccessDenied("the file may not be read", where=path, found=found)
+
+
 def _open(path: Path) -> BinaryIO:
     try:
         fd = _descriptor(path)
     except FileNotFoundError as error:
         raise InvalidInput("no such file", where=path) from error
     except PermissionError as error:
-        raise AccessDenied(
-            "the file may not be read", where=path, found=f"user id {os.geteuid()}"
-        ) from error
+        raise _denied(path) from error
     except StoreUnsuitable as error:
         raise InvalidInput(
             "a link in a folder is not followed",

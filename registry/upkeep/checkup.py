@@ -186,7 +186,7 @@ def _try_folder(path: str) -> None:
 
 def _folder(location: Location) -> Iterator[Check]:
     folder = Path(location.path)
-    while not folder.is_dir():
+    while not os.path.isdir(folder):  # noqa: PTH112 - `is_dir` raises where nobody may look
         folder = folder.parent
     kind = file_system(str(folder))
     try:

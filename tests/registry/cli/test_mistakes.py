@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import holdfast
+from holdfast.registry.errors import AccessDenied
 from tests.support.commands import invoke
 
 MISTAKES = (
@@ -131,6 +137,35 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def kept(place: Path) -> list[Path]:
     """Return the files, without those that a registry needs to work."""
     return sorted(one for one in place.rglob("*") if not {".tmp", ".probe"} & {*one.parts})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "attest FILE",
+        "push FILE digits --step 9",
+        "pull digits --to FILE --layout hf",
+        "push FILE x --layout hf",
+    ],
+)
+def test_a_folder_that_may_not_be_searched_is_no_fault_of_holdfast(
+    words: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = str(place / "closed")
+
+    def refused(real: Callable[..., Any], path: Any, *given: Any, **more: Any) -> Any:
+        if str(path).startswith(closed):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *given, **more)
+
+    for name in ("stat", "open"):  # root may do everything, and tests may be root's
+        monkeypatch.setattr(os, name, partial(refused, getattr(os, name)))
+    result = invoke(*words.replace("FILE", f"{closed}/f.pt").split(), "-r", place / "reg")
+    assert result.exit_code == 7
+    assert result.stderr.startswith(f"error: {closed}")
+    assert f"found user id {os.geteuid()}" in result.stderr
+    with pytest.raises(AccessDenied, match="may not be read"):
+        holdfast.formats.read(f"{closed}/f.pt")
 
 
 def test_a_registry_that_is_not_named_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
