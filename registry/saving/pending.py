@@ -310,6 +310,7 @@ class _Job(Generic[Save]):
     side: int  # which of the two memories
     future: Future[Checkpoint]  # its result
     pending: PendingSave  # what the caller holds
+    has_begun: bool = False  # whether the thread has taken it
 
 
 class Background(Generic[Save]):
@@ -358,16 +359,31 @@ class Background(Generic[Save]):
         )
         future: Future[Checkpoint] = Future()
         job = _Job(copy, side, future, PendingSave(future, name, exit_wait_s, waited_s))
-        if self._threads is None:
-            self._threads = Threads(1, "holdfast-save")
-        self._jobs.append(job)
-        with self._lock:
-            if self._running is None:
-                self._running = job
-            else:
-                self._waiting = job
-        self._threads.submit(self._run, job)
+        try:
+            if self._threads is None:
+                self._threads = Threads(1, "holdfast-save")
+            self._jobs.append(job)
+            with self._lock:
+                if self._running is None:
+                    self._running = job
+                else:
+                    self._waiting = job
+            self._threads.submit(self._run, job)
+        except BaseException as error:  # an interrupt, or another thread closes the handle
+            self._take_back(job, error)
+            raise
         return job.pending
+
+    def _take_back(self, job: _Job[Save], error: BaseException) -> None:
+        """End a job that no thread has begun: others would wait for it for ever."""
+        with self._lock:
+            if job.has_begun:
+                return
+            self._running = None if self._running is job else self._running
+            self._waiting = None if self._waiting is job else self._waiting
+        self._forget(job)
+        job.pending.mark_reported()
+        job.future.set_exception(error)
 
     def settle(self) -> None:
         """Wait for every save; raise the first error that was not raised already."""
@@ -407,6 +423,7 @@ class Background(Generic[Save]):
                 self._running, self._waiting = job, None
             if job is not self._running:
                 return  # a newer save has replaced it
+            job.has_begun = True
         assert job.save is not None
         try:
             made = self._make(job.save)

@@ -14,6 +14,7 @@ from holdfast.backends.errors import StoreUnavailable
 from holdfast.backends.wrappers import Wrapper
 from holdfast.registry.errors import Conflict, InvalidInput
 from holdfast.registry.saving import pipeline
+from holdfast.registry.store import Threads
 from tests.support.faults import Hooked
 from tests.support.loads import steps
 
@@ -164,3 +165,30 @@ def test_ctrl_c_while_a_call_waits_for_a_save_leaves_that_save_whole(held, gate)
     assert first.wait().step == 1
     run.save_async(state(3), step=3).wait()
     assert steps(run) == [1, 3]
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, InvalidInput("the registry was closed")])
+def test_a_call_that_ends_before_its_save_begins_leaves_no_wait(
+    held, gate, monkeypatch, error, is_given
+):
+    run, first = held
+    real = Threads.submit
+
+    def submit(pool, work, *given):
+        if pool._thread_name_prefix != "holdfast-save":
+            return real(pool, work, *given)
+        if is_given:  # the interrupt comes behind it
+            gate.open.set()
+            real(pool, work, *given).result()
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Threads, "submit", submit)
+        with pytest.raises((KeyboardInterrupt, InvalidInput)):
+            run.save_async(state(2), step=2, busy="supersede")
+    gate.open.set()
+    run.wait(timeout_s=60)
+    assert first.wait().step == 1
+    run.save(state(3), step=3)
+    assert steps(run) == ([1, 2, 3] if is_given else [1, 3])
