@@ -103,7 +103,7 @@ def checks(address: Address, variables: Iterable[str] = ()) -> Iterator[Check]:
     yield from _cache(is_used=address.is_remote())
     if location.scheme == "file":
         yield from _folder(location)
-        if not Path(location.path).is_dir():
+        if not _is_there(location.path):
             yield Check(
                 "reach",
                 "fail",
@@ -120,6 +120,14 @@ def checks(address: Address, variables: Iterable[str] = ()) -> Iterator[Check]:
         yield from _store(backend)
     finally:
         backend.close()
+
+
+def _is_there(path: str) -> bool:
+    """Return whether a folder is there, or may be: the store says what is refused."""
+    try:
+        return Path(path).is_dir()
+    except PermissionError:
+        return True
 
 
 def _failed(name: str, error: RegistryError, status: Status = "fail", more: str = "") -> Check:
