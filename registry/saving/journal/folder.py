@@ -161,7 +161,8 @@ class RunFolder:
         """Note a takeover that is in the registry; from now on other handles are fenced."""
         with self.lock("acknowledging").held():
             number = self.newest_takeover() + 1
-            self._put(_key(_TAKEOVERS, number), Takeover(token=token, slot=slot))
+            while not self._put(_key(_TAKEOVERS, number), Takeover(token=token, slot=slot)):
+                number += 1  # the lock of a network disk may hold for one machine alone
         return number
 
     def takeover(self, number: int) -> Takeover:
@@ -225,7 +226,8 @@ class RunFolder:
                     hint="Stop this process; its earlier saves are kept.",
                 )
             number = max([*self.numbers(), *self.noted()], default=0) + 1
-            self._put(_key(_ENTRIES, number), entry)
+            while not self._put(_key(_ENTRIES, number), entry):
+                number += 1  # as of a takeover
         # `_put` syncs file and folder; the states were made durable before. This copy is not
         # synced: it helps if the file of the entry alone is lost.
         copy = os.path.join(self.states_path(entry.write), f"{number:020d}")

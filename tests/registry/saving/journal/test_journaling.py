@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 
 from holdfast import Storing
+from holdfast.backends import Body
+from holdfast.backends.base import as_buffers
 from holdfast.backends.local.backend import LocalBackend
 from holdfast.registry.errors import (
     Conflict,
@@ -557,6 +559,31 @@ def test_the_thread_outlives_a_disk_that_fails_while_it_looks_for_more(
     carrier._run()  # in this thread
     assert carrier.error is None
     assert len(looks) == 5
+
+
+def test_a_number_that_another_machine_has_taken_loses_no_save(
+    machine: Machine, by_hand: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of a network disk may hold for one machine alone."""
+    run, real, taken = machine.run(), LocalBackend.put_if_absent, []
+
+    def put_if_absent(files: LocalBackend, key: str, body: Body) -> bool:
+        kind = key.partition("/")[0]
+        if kind in ("takeovers", "entries") and kind not in taken:
+            taken.append(kind)
+            assert real(files, key, body)  # the other machine is faster, with a file of its own
+            body = b"".join(as_buffers(body)) + b" "
+        return real(files, key, body)
+
+    run.save(make_state(1), step=1)
+    again = machine.run()
+    again.restore()
+    monkeypatch.setattr(LocalBackend, "put_if_absent", put_if_absent)
+    again.save(make_state(2), step=2)
+    monkeypatch.undo()
+    assert taken == ["takeovers", "entries"]
+    assert machine.folder.newest_takeover() == 3
+    assert machine.folder.numbers() == [1, 2, 3]
 
 
 def test_waiting_has_an_end(
