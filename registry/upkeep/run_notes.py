@@ -29,7 +29,7 @@ from holdfast.registry.history import (
 )
 from holdfast.registry.history.replay import RunManifest, Slot
 from holdfast.registry.objects import LAST, RUNS, ObjectKey, note_key, wrap_frame
-from holdfast.registry.store import Store
+from holdfast.registry.store import Store, together
 from holdfast.registry.upkeep.shelf import Shelf
 from holdfast.registry.values import Digest, Record
 
@@ -250,17 +250,11 @@ def _parts(
     notes: Iterable[tuple[Seen, bytes]], *, also_empty: bool
 ) -> Iterator[list[tuple[str, bytes]]]:
     """Yield notes, as many together as fit into a table."""
-    some: list[tuple[str, bytes]] = []
-    size_bytes = 0
-    for seen, held in notes:
-        if some and size_bytes + len(held) > _TABLE_BYTES:
-            yield some
-            some, size_bytes = [], 0
-        some.append((seen.run, _lines(seen, held)))
-        size_bytes += len(held)
+    for some in together(notes, lambda one: len(one[1]), _TABLE_BYTES):
+        yield [(seen.run, _lines(seen, held)) for seen, held in some]
         also_empty = False
-    if some or also_empty:
-        yield some
+    if also_empty:
+        yield []
 
 
 def of_seal(seen: Seen, slots: int, slot: int, grace_s: float) -> Seen:

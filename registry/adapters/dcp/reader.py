@@ -73,7 +73,31 @@ def _component(part: Component, name: str, node: Any) -> Component:
     return Component.build(skeleton, [part.tensors[number] for number in numbers])
 
 
-class HoldfastReader(StorageReader):
+class NoCheckpointId:
+    """A reader or writer of DCP that takes no `checkpoint_id`."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003
+        """Return that no `checkpoint_id` names a checkpoint of a run."""
+        return False
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a load or a save.
+
+        Raises:
+            InvalidInput: There is a `checkpoint_id`.
+        """
+        if checkpoint_id is not None:
+            raise InvalidInput(
+                "a run names its checkpoints itself, so there is no checkpoint_id",
+                where="checkpoint_id",
+                found=repr(checkpoint_id),
+                hint="Leave it out: HoldfastWriter has a run and a step, HoldfastReader a "
+                "checkpoint.",
+            )
+
+
+class HoldfastReader(NoCheckpointId, StorageReader):
     """Loads a checkpoint with `torch.distributed.checkpoint.load`, into any layout.
 
     ```python
@@ -98,19 +122,6 @@ class HoldfastReader(StorageReader):
         self._stored, self._group = stored, group
         self._description = Description.of(stored)
         self._metadata = self._description.metadata(stored)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003
-        """Return that no `checkpoint_id` names a checkpoint of a run."""
-        return False
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a load.
-
-        Raises:
-            InvalidInput: There is a `checkpoint_id`: the reader has its checkpoint already.
-        """
-        refuse_id(checkpoint_id)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return the description of the state."""
@@ -238,17 +249,6 @@ def _saved(value: object) -> io.BytesIO:
     torch.save(value, made)
     made.seek(0)
     return made
-
-
-def refuse_id(checkpoint_id: object) -> None:
-    """Refuse a `checkpoint_id`."""
-    if checkpoint_id is not None:
-        raise InvalidInput(
-            "a run names its checkpoints itself, so there is no checkpoint_id",
-            where="checkpoint_id",
-            found=repr(checkpoint_id),
-            hint="Leave it out: HoldfastWriter has a run and a step, HoldfastReader a checkpoint.",
-        )
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from holdfast.registry.adapters.dcp.reader import complete, refuse_id, refuse_twins
+from holdfast.registry.adapters.dcp.reader import NoCheckpointId, complete, refuse_twins
 from holdfast.registry.adapters.dcp.staged import KeptMemory, Staged, deadline_of
 from holdfast.registry.errors import InvalidInput, RegistryError
 from holdfast.registry.face import Registry, Run, StateOptions, shows_options
@@ -83,7 +82,7 @@ def _refusal(run: Run, found: str) -> InvalidInput:
     )
 
 
-class HoldfastWriter(StorageWriter, AsyncStager):
+class HoldfastWriter(NoCheckpointId, StorageWriter, AsyncStager):
     """Saves into a run with `torch.distributed.checkpoint`: `save` and `async_save`.
 
     ```python
@@ -160,19 +159,6 @@ class HoldfastWriter(StorageWriter, AsyncStager):
         """Do nothing: the memory is kept for the next save of the run."""
 
     # As a storage writer
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003
-        """Return that no `checkpoint_id` names a checkpoint of a run."""
-        return False
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a save.
-
-        Raises:
-            InvalidInput: There is a `checkpoint_id`: the step names the checkpoint.
-        """
-        refuse_id(checkpoint_id)
 
     def storage_meta(self) -> StorageMeta:
         """Tell the planner who writes."""

@@ -44,10 +44,8 @@ class ZarrChunk:
         entry = self.array.entry
         if entry.inline is not None:
             return entry.inline[start:stop]
-        digest, raw_bytes = (
-            self.chunks.digests(entry)[self.number],
-            self.array.raw_bytes(self.number),
-        )
+        digest = self.chunks.digests(entry)[self.number]
+        raw_bytes = self.array.raw_bytes(self.number)
         return bytes(self.chunks.get(digest, raw_bytes, self.size)[start:stop])
 
 
@@ -161,14 +159,8 @@ class StateFolder:
     def _torch(self) -> Joined:
         parts = self._torch_parts
         if isinstance(parts, IncompatibleState):
-            raise NoSuchPath(
-                parts.what,
-                where=f"{self._stored.ref}/{TORCH}",
-                expected=parts.expected,
-                found=parts.found,
-                hint=parts.hints
-                or "`holdfast.open(URL).stored(REF).load()` gives the whole state.",
-            ) from parts
+            hint = "`holdfast.open(URL).stored(REF).load()` gives the whole state."
+            raise _no_file(parts, f"{self._stored.ref}/{TORCH}", hint) from parts
         return Joined(parts, self._chunks)
 
     def _pickled(self) -> tuple[list[TensorEntry], Callable[[Sequence[object]], Any]]:
@@ -230,13 +222,7 @@ class StateFolder:
     def _zarr(self) -> Folder:
         layout = self._layout
         if isinstance(layout, IncompatibleState):
-            raise NoSuchPath(
-                layout.what,
-                where=layout.where,
-                expected=layout.expected,
-                found=layout.found,
-                hint=layout.hints,
-            ) from layout
+            raise _no_file(layout, layout.where) from layout
         return self._zarr_folder(layout, "")
 
     def _zarr_folder(self, layout: ZarrLayout, path: str) -> Folder:
@@ -250,6 +236,13 @@ class StateFolder:
             return self._zarr_folder(layout, key) if _is_zarr_folder(layout, key) else None
 
         return Folder(lambda: layout.names(path), get)
+
+
+def _no_file(why: IncompatibleState, where: str | None, hint: str | None = None) -> NoSuchPath:
+    """Return the error for a file that cannot be made of this state."""
+    return NoSuchPath(
+        why.what, where=where, expected=why.expected, found=why.found, hint=why.hints or hint
+    )
 
 
 def _is_zarr_folder(layout: ZarrLayout, path: str) -> bool:

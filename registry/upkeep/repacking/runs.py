@@ -225,7 +225,9 @@ class RunRepack(Change):
         places = self._waiting(self._log.run)[:_PLACES_PER_SLOT]
         placements = self._some(places)
         planned = [NewPlacement(one, self._plan, self._store.table) for one in placements]
-        packs = self._provide(writer, planned)
+        targets = {at: one for new in planned if new.is_sound for at, one in new.targets.items()}
+        made = self._packs.provide(writer, list(targets.values()))
+        packs = dict(zip(targets, made, strict=True))
         moves = []
         for place, before, new in zip(places, placements, planned, strict=False):
             after = new.placement(packs) if new.is_sound else before
@@ -294,15 +296,6 @@ class RunRepack(Change):
 
     def _read(self, place: Place) -> Placement:
         return self._store.placement(place.placement_key)
-
-    def _provide(self, writer: ObjectWriter, planned: Iterable[NewPlacement]) -> dict[int, PackRef]:
-        """Make sure that the targets of new placements are on the store; return them by `id`."""
-        targets: dict[int, Target] = {}
-        for new in planned:
-            if new.is_sound:
-                targets |= new.targets
-        packs = self._packs.provide(writer, list(targets.values()))
-        return dict(zip(targets, packs, strict=True))
 
     def _put(self, writer: ObjectWriter, move: tuple[Place, Placement, Placement]) -> _Move:
         place, before, after = move
