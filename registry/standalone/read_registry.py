@@ -503,13 +503,13 @@ def extract(root: Path, ref: str, folder: str = "") -> None:
         about |= {"commit_keys": values, "order": order, "given_up": given_up, "tensors": tensors}
         sys.stdout.write(json.dumps(about, indent=1) + "\n")
         return
-    (target := Path(folder)).mkdir(parents=True, exist_ok=True)
-    need(not any(target.iterdir()), f"{folder}: not an empty folder", WRONG)
+    need(not ((to := Path(folder)).is_file() or names_in(to)), f"{folder}: no empty folder", WRONG)
+    to.mkdir(parents=True, exist_ok=True)
     for number, tensor in enumerate(state.tensors):
         form = DTYPES[tensor.dtype]
         name = f"{number:06}.{'bin' if 'V' in form else 'npy'}"
         tensor.about = {"file": name} | tensor.about
-        with (target / name).open("xb") as file:
+        with (to / name).open("xb") as file:
             if "V" not in form:  # the header of NumPy's format 1.0 ends at a multiple of 64 bytes
                 shape = "".join(f"{length}, " for length in tensor.shape)
                 head = f"{{'descr': {form!r}, 'fortran_order': False, 'shape': ({shape}), }}"
@@ -518,7 +518,7 @@ def extract(root: Path, ref: str, folder: str = "") -> None:
             file.writelines(state.bytes_of(tensor))
     values |= {x: value_of(value, list(enumerate(part))[::-1]) for x, value, part in state.kept}
     about |= {"given_up": given_up, "state": {x: values[x] for x in order if x in values}}
-    (target / "state.json").write_text(json.dumps(about, indent=1) + "\n")
+    (to / "state.json").write_text(json.dumps(about, indent=1) + "\n")
     say(f"{len(state.tensors)} tensors in {folder}")
 
 

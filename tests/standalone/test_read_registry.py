@@ -342,6 +342,7 @@ def test_it_refuses_impossible_sizes_and_exchanged_files(
         assert reader.main([str(folder), *arguments]) == status
     assert reader.main([str(tmp_path / "nothing"), "ls"]) == 4
     assert reader.main([str(folder), "extract", "run/latest", str(folder)]) == 3
+    assert reader.main([str(folder), "extract", "run/latest", __file__]) == 3
 
 
 def test_it_refuses_a_changed_history_and_an_unknown_action(

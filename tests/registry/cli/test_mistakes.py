@@ -158,12 +158,7 @@ def test_a_folder_that_may_not_be_searched_is_no_fault_of_holdfast(
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return real(path, *given, **more)
 
-    for name in (
-        "stat",
-        "lstat",
-        "scandir",
-        "open",
-    ):  # root may do everything, and tests may be root's
+    for name in ("stat", "lstat", "scandir", "open"):  # root may do everything
         monkeypatch.setattr(os, name, partial(refused, getattr(os, name)))
     assert invoke("doctor", "-r", f"{closed}/reg").exit_code == 8  # it failed, and says what
     result = invoke(*words.replace("FILE", f"{closed}/f.pt").split(), "-r", place / "reg")
