@@ -45,11 +45,11 @@ class HoldfastCheckpoint(Checkpoint):
     """Saves a run from Lightning's `Trainer`, and resumes it bit for bit.
 
     A checkpoint holds what Lightning's own holds, with `model`, `optimizer` and `scheduler` as
-    components, and the random generators of every rank (`rng`). The metrics are the trainer's
-    `callback_metrics`. Which checkpoints are kept and which one is best is up to the run
-    (`Retention`, `Monitor`). With a `StatefulDataLoader` a resume within an epoch is bit-exact;
-    with another loader save at the ends of epochs. The logger `holdfast` warns of a save within an
-    epoch that cannot be continued exactly.
+    components, and the random generators of every rank (`rng`). The metrics are those of the
+    trainer's `callback_metrics` that are of this step. Which checkpoints are kept and which one is
+    best is up to the run (`Retention`, `Monitor`). With a `StatefulDataLoader` a resume within an
+    epoch is bit-exact; with another loader save at the ends of epochs. The logger `holdfast` warns
+    of a save within an epoch that cannot be continued exactly.
 
     After SIGTERM the last completed step is saved, and the exit status is 143, or the preset's. A
     checkpointer (`with run.checkpointer() as it`) adds its own cadence and reacts to all signals,
@@ -97,6 +97,8 @@ class HoldfastCheckpoint(Checkpoint):
         self._on_sigterm: Any = None
         self._is_due = self._has_warned = False
         self._epoch_ended = False
+        #: Metrics, each with the step that it is of.
+        self._logged: dict[str, tuple[Any, int]] = {}
         self._loaded: Mapping[str, Any] | None = None
         self._loader_states: list[Any] = []
 
@@ -240,11 +242,20 @@ class HoldfastCheckpoint(Checkpoint):
         self._saver.end_step(
             trainer.global_step,
             lambda: self._dump(trainer),
-            {name: float(value) for name, value in trainer.callback_metrics.items()},
+            self._metrics(trainer),
             due=is_due,
             first=trainer.is_global_zero,
         )
         trainer.should_stop |= self._saver.stopped
+
+    def _metrics(self, trainer: Trainer) -> dict[str, float]:
+        """Return the metrics of this step: Lightning keeps a value until the next validation."""
+        before, self._logged, step = self._logged, {}, trainer.global_step
+        for name, value in trainer.callback_metrics.items():
+            known = before.get(name)
+            is_old = known is not None and _place_of(known[0]) == _place_of(value)
+            self._logged[name] = known if known is not None and is_old else (value, step)
+        return {name: float(value) for name, (value, at) in self._logged.items() if at == step}
 
     def _warn_within_an_epoch(self, trainer: Trainer) -> None:
         for loader in _loaders(trainer):
@@ -263,6 +274,11 @@ class HoldfastCheckpoint(Checkpoint):
         sharded = lightning_io.own_parts(trainer.strategy) if self._shards else nullcontext()
         with sharded:
             return components(trainer._checkpoint_connector.dump_checkpoint(weights_only=False))
+
+
+def _place_of(value: Any) -> int:
+    """Return where a metric is in memory: each look may make a new tensor of it."""
+    return int(value.data_ptr()) if hasattr(value, "data_ptr") else id(value)
 
 
 def _loaders(trainer: Trainer) -> list[Any]:
