@@ -149,7 +149,7 @@ def test_missing_sdk_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "botocore", None)
     for name in ("holdfast.backends.s3.backend", "holdfast.backends.s3.client"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    with pytest.raises(holdfast.backends.StoreUnsuitable, match=r"boto3.*holdfast-registry\[s3\]"):
+    with pytest.raises(holdfast.backends.StoreUnsuitable, match=r"boto3.*pip install .*\[s3\]"):
         open_backend("s3://bucket")
 
 

@@ -305,5 +305,5 @@ def test_option_that_obstore_cannot_keep_to_is_refused(
 def test_extra_is_named_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, small.__name__)
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(StoreUnsuitable, match=r"obstore is not .*holdfast-registry\[fast\]"):
+    with pytest.raises(StoreUnsuitable, match=r"obstore is not .*pip install .*\[fast\]"):
         open_backend("s3://bucket/x", transport="obstore")
