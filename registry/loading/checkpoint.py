@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.backends.escape import shown
 from holdfast.registry.errors import NotFound
-from holdfast.registry.history import RunLog, decode_plain, format_time, moment, phase_value
+from holdfast.registry.history import RunLog, decode_plain, moment, phase_value
 from holdfast.registry.history.actions import ReportMetrics
 from holdfast.registry.history.replay import CheckpointRecord, RunManifest
 from holdfast.registry.loading.state_handle import CheckpointHandle, StateHandle
@@ -21,7 +21,6 @@ from holdfast.registry.values import unknown
 
 if TYPE_CHECKING:
     from holdfast.registry.loading.destinations import LoadPrecision
-    from holdfast.registry.values import markup
 
 
 class Checkpoint(Stored):
@@ -49,24 +48,6 @@ class Checkpoint(Stored):
 
     def __hash__(self) -> int:
         return hash((self.run_id, self.digest))
-
-    def _html(self) -> tuple[Mapping[str, object], markup.Rows | Exception]:
-        from holdfast.registry.values import size
-
-        run = self._handle.log.run
-        record = run.by_n.get(self._record.n, self._record)  # `newest_record` may read the log
-        facts = {
-            "id": self.digest,
-            "time": format_time(record.time_ms),
-            "size": size(record.size_bytes),
-            "tier": record.tier,
-            "metrics": record.metrics,
-            "companions": ", ".join(record.companions),
-            "not finite": ", ".join(record.nonfinite),
-            "state": "evicted" if self.is_evicted else "superseded" if self.superseded else None,
-            "thinned to": ", ".join(record.parts or ()),
-        }
-        return facts, self._html_of_parts()
 
     @property
     def durable_in(self) -> Literal["journal", "registry"]:

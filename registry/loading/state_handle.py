@@ -56,6 +56,10 @@ class StateHandle:
         """Return the plain values that a file of the state has besides its components."""
         return {}
 
+    def facts(self) -> dict[str, object]:
+        """Return what a notebook shows of it above its components."""
+        return {"id": self.digest}
+
     def load(
         self,
         only: str | Iterable[str] | None = None,
@@ -167,3 +171,22 @@ class CheckpointHandle(StateHandle):
     def commit_keys(self) -> CommitKeys | None:
         """Return the keys of the state that its commit stores instead of its manifest."""
         return self.record.commit_keys
+
+    def facts(self) -> dict[str, object]:
+        """Return what a notebook shows of it above its components."""
+        from holdfast.registry.history import format_time
+        from holdfast.registry.values import size
+
+        run, n = self.log.run, self.record.n
+        record = run.by_n.get(n, self.record)  # `newest_record` may read the log
+        return {
+            **super().facts(),
+            "time": format_time(record.time_ms),
+            "size": size(record.size_bytes),
+            "tier": record.tier,
+            "metrics": record.metrics,
+            "companions": ", ".join(record.companions),
+            "not finite": ", ".join(record.nonfinite),
+            "state": "evicted" if run.is_evicted(n) else "superseded" if self.superseded else None,
+            "thinned to": ", ".join(record.parts or ()),
+        }

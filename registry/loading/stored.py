@@ -122,10 +122,10 @@ class Stored:
         from holdfast.registry.values import markup
 
         kind = type(self).__name__
-        return markup.safely(kind, lambda: markup.describe(kind, self.ref, *self._html()))
-
-    def _html(self) -> tuple[Mapping[str, object], markup.Rows | Exception]:
-        return {"id": self.digest}, self._html_of_parts()
+        return markup.safely(
+            kind,
+            lambda: markup.describe(kind, self.ref, self._handle.facts(), self._html_of_parts()),
+        )
 
     def _html_of_parts(self) -> markup.Rows | Exception:
         """Return its components; this reads the manifest, one object, unless it was read."""
