@@ -73,7 +73,7 @@ class Encoding:
         self._codec = codec
         # Of deltas too: planes of differences gain nothing.
         self._stored_as = codecs.stored_as(codec)
-        # By tensor. Two threads may try the same tensor; they find the same ratio.
+        # By tensor, from the chunk that is tried first. Two threads may try the same tensor.
         self._ratios: dict[int, float] = {}
         self._delta_ratios: dict[int, float] = {}
 

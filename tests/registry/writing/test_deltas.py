@@ -460,7 +460,7 @@ def test_a_raw_base_of_another_length_is_refused(run, reg, backend, open_registr
 
 def test_deltas_of_several_lengths_on_one_chunk_are_refused(run, reg, backend, open_registry):
     with small_grid(4000):
-        whole = np.arange(1500, dtype=np.int32)  # two chunks, of 4,000 and 2,000 bytes
+        whole = np.arange(1900, dtype=np.int32)  # two chunks, of 4,000 and 3,600 bytes
         first = run.save({"m": {"a": whole}}, step=1, storing=Storing(compression="zstd"))
         second = run.save(
             {"m": {"a": whole + 1}}, step=2, storing=Storing(compression="zstd", keyframe_every=8)
