@@ -210,7 +210,7 @@ def test_the_library_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "openskill.models", None)
     with pytest.raises(InvalidInput, match="openskill") as caught:
         rate([DEFAULT, DEFAULT], [1, 2])
-    assert "[pool]'" in caught.value.hint
+    assert "[pool]" in caught.value.hint
 
 
 def test_the_library_is_imported_at_first_use():
