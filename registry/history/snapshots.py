@@ -225,7 +225,7 @@ class Snapshots:
         return self._has_grown(slot, every) and self._is_paid(run, slot, len(run.checkpoints))
 
     def _is_paid(self, run: RunManifest, slot: Slot, checkpoints: int) -> bool:
-        """Return whether the slots since the last snapshot pay for one with so many checkpoints."""
+        """Return whether a snapshot of this size is cheap for the slots since the last one."""
         kept = checkpoints + len(run.pins) + len(run.notes or ())
         grown = slot.number - self.newest
         tensor_bytes = sum(one.size_bytes for one in run.checkpoints[-grown:])
@@ -236,7 +236,7 @@ class Snapshots:
     def _cut(self, run: RunManifest, *, anew: bool) -> _Cut | None:
         """Divide a run that keeps many checkpoints; its parts stay if only a few records differ.
 
-        To make all parts anew takes as long as a snapshot with all checkpoints.
+        If more differ, all parts are made `anew`, which takes as long as a whole snapshot, or none.
         """
         if len(run.checkpoints) <= _RECENT_AT_MOST:
             return None

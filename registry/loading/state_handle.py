@@ -57,7 +57,7 @@ class StateHandle:
         return {}
 
     def facts(self) -> dict[str, object]:
-        """Return what a notebook shows of it above its components."""
+        """Return the facts that a notebook shows above its components."""
         return {"id": self.digest}
 
     def load(
@@ -173,7 +173,7 @@ class CheckpointHandle(StateHandle):
         return self.record.commit_keys
 
     def facts(self) -> dict[str, object]:
-        """Return what a notebook shows of it above its components."""
+        """Return the facts that a notebook shows above its components."""
         from holdfast.registry.history import format_time
         from holdfast.registry.values import size
 

@@ -213,7 +213,7 @@ def check_run_id(run_id: str) -> str:
 
 
 def _hint(text: str) -> str | None:
-    """Return what a text that is no id of a run may have been meant to be."""
+    """Return a guess at the meaning of a text that is no id of a run."""
     name, slash, _ = text.partition("/")
     if slash and is_run_id(name):
         return f"A run is named without a slash, such as {name!r}."

@@ -266,7 +266,7 @@ def share_names(url: str) -> None:
 
 
 def tell_names_apart(url: str) -> None:
-    """Names that are equal in two folders, or too long for a tag; a name that is saved anew."""
+    """Tags differ for equal names in two folders and for long names; a new save moves its tag."""
     long = "a-name-of-an-experiment-that-is-far-too-long-to-be-a-tag-of-a-run-"
     with holdfast.open(url) as reg:
         run = reg.create_run("apart")
@@ -295,7 +295,7 @@ def tell_names_apart(url: str) -> None:
 
 
 def overwrite_in_background() -> None:
-    """What a save overwrites stays until that save has ended, and if it fails."""
+    """A checkpoint stays until the save that overwrites it has ended; a failed save leaves it."""
     gate = Gate(new_backend())
     gate.open.set()
     run = open_on(gate).create_run("behind")
